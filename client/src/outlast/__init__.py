@@ -1,1 +1,113 @@
-"""outlast."""
+"""outlast: a job queue for slow, streaming model calls. This distribution has the protocol and the HTTP clients.
+
+Importing it loads neither httpx nor pydantic: a cold function pays for what it uses, when it uses it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    AuthError,
+    ConfigurationError,
+    IdempotencyConflictError,
+    InvalidArgumentError,
+    JobCancelledError,
+    JobError,
+    JobFailedError,
+    JobInUseError,
+    JobLeaseLostError,
+    JobNotFoundError,
+    JobStopped,
+    OutlastError,
+    QuotaExceededError,
+    RateLimitedError,
+    ReplyShapeError,
+    RetryJobError,
+    ServerError,
+    StoreFullError,
+    TerminalJobError,
+    TransportError,
+)
+from .queue import Queue
+from .records import (
+    Cancelled,
+    Chunk,
+    Completed,
+    Data,
+    Enqueued,
+    Event,
+    EventPage,
+    Failed,
+    Gap,
+    Job,
+    JobStatus,
+    Progress,
+    Restarted,
+    Stats,
+)
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient, AsyncJobs
+    from .client import Client, Jobs
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJobs",
+    "AuthError",
+    "Cancelled",
+    "Chunk",
+    "Client",
+    "Completed",
+    "ConfigurationError",
+    "Data",
+    "Enqueued",
+    "Event",
+    "EventPage",
+    "Failed",
+    "Gap",
+    "IdempotencyConflictError",
+    "InvalidArgumentError",
+    "Job",
+    "JobCancelledError",
+    "JobError",
+    "JobFailedError",
+    "JobInUseError",
+    "JobLeaseLostError",
+    "JobNotFoundError",
+    "JobStatus",
+    "JobStopped",
+    "Jobs",
+    "OutlastError",
+    "Progress",
+    "Queue",
+    "QuotaExceededError",
+    "RateLimitedError",
+    "ReplyShapeError",
+    "Restarted",
+    "RetryJobError",
+    "ServerError",
+    "Stats",
+    "StoreFullError",
+    "TerminalJobError",
+    "TransportError",
+]
+
+_LAZY = {"Client": "client", "Jobs": "client", "AsyncClient": "aio", "AsyncJobs": "aio"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'outlast' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

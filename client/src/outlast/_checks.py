@@ -1,0 +1,74 @@
+"""Checks of arguments, each before anything is sent."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from math import isfinite
+
+from .errors import MAX_DELAY, InvalidArgumentError
+
+__all__ = ["Duration", "check_count", "check_id", "check_priority", "check_queue_name", "to_ms"]
+
+Duration = float | timedelta
+"""Seconds as a number, or a timedelta."""
+
+MAX_ID_BYTES = 512
+"""UTF-8 bytes of a job id or idempotency key. Room for a hash, a path or a URL; a bound on what a key costs."""
+
+
+def to_ms(value: Duration, name: str, *, least: float = 0.0, most: float = MAX_DELAY) -> int:
+    """`value` in whole milliseconds, rounded up so that a positive duration never becomes none."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise InvalidArgumentError(
+            f"{name}={value!r} is {type(value).__name__}; give seconds as a number, or a timedelta"
+        )
+    if isinstance(seconds, float) and not isfinite(seconds):
+        raise InvalidArgumentError(f"{name}={value!r} is not finite; give seconds between {least:g} and {most:g}")
+    if not least <= seconds <= most:
+        raise InvalidArgumentError(f"{name}={value!r} is out of range; give seconds between {least:g} and {most:g}")
+    return -int(-seconds * 1000 // 1)
+
+
+def check_count(value: object, name: str, *, least: int = 1, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidArgumentError(f"{name}={value!r} is out of range; give a whole number from {least} to {most}")
+    return value
+
+
+def check_priority(value: object) -> int:
+    return check_count(value, "priority", least=0, most=9)
+
+
+def check_id(value: object, name: str = "id") -> str:
+    """A job id or idempotency key: any text of 1 to 512 UTF-8 bytes without control characters.
+
+    Ids travel in keys, URLs, log lines and SSE frames; a line break or NUL in one could forge the next.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"{name} is {type(value).__name__}; give a str")
+    if not value:
+        raise InvalidArgumentError(f"{name} is empty; give 1 to {MAX_ID_BYTES} bytes of text")
+    try:
+        size = len(value.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(f"{name} has half a surrogate pair; give text that UTF-8 can hold") from None
+    if size > MAX_ID_BYTES:
+        raise InvalidArgumentError(f"{name} has {size} bytes; give at most {MAX_ID_BYTES} (hash longer ones)")
+    if (
+        any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value)
+        or "\u2028" in value
+        or "\u2029" in value
+    ):
+        raise InvalidArgumentError(f"{name}={value[:40]!r} has control characters or line breaks; leave them out")
+    return value
+
+
+def check_queue_name(value: object, name: str = "name") -> str:
+    """A queue's name becomes the hash tag of its keys, so it holds no braces."""
+    checked = check_id(value, name)
+    if "{" in checked or "}" in checked:
+        raise InvalidArgumentError(
+            f"{name}={checked!r} has a brace; the name is the hash tag of all keys: leave braces out"
+        )
+    return checked

@@ -1,0 +1,768 @@
+"""One function per operation, each of which returns a `Call`: what to send and how to read the answer.
+
+Everything here is pure. Arguments are checked by the callers (client, worker); times are milliseconds. `now` moves
+the clock in tests; without it the scripts use the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+
+from ..errors import IdempotencyConflictError, JobInUseError, ReplyShapeError
+from ..records import Enqueued, Job, JobStatus, Stats
+from .scripts import Script
+
+if TYPE_CHECKING:
+    from ..queue import Queue
+    from .keys import Keys
+
+__all__ = [
+    "Call",
+    "Plan",
+    "Reservation",
+    "Reserved",
+    "cancel",
+    "dead",
+    "enqueue",
+    "flush",
+    "get",
+    "prune_dead",
+    "release",
+    "renew",
+    "reserve",
+    "retry",
+    "retry_dead",
+    "seen",
+    "settle",
+    "stats",
+]
+
+T = TypeVar("T")
+
+CTL_TTL_MS = 600_000
+"""How long a pushed cancel waits for its worker; a worker that slow learns of it at its next heartbeat instead."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Call(Generic[T]):
+    """One command. With a `script`, `args` are what follows the digest in EVALSHA: numkeys, KEYS, ARGV.
+
+    `decode` turns the raw reply (bytes or str, int, None, lists of these) into the answer, or raises the error that
+    a refusal stands for. `replayable`: may be sent again when the reply was lost, because a repeat changes nothing.
+    """
+
+    args: tuple[str, ...]
+    decode: Callable[[Any], T]
+    script: Script | None = None
+    replayable: bool = True
+
+    def command(self, *, source: bool = False) -> tuple[str, ...]:
+        """The command to send: EVALSHA, or EVAL with the script's text when the server does not know it."""
+        if self.script is None:
+            return self.args
+        if source:
+            return ("EVAL", self.script.source, *self.args)
+        return ("EVALSHA", self.script.sha, *self.args)
+
+    def __repr__(self) -> str:
+        # Arguments hold payloads and results: they must not appear in a log or a traceback.
+        return f"Call({self.script.name if self.script else self.args[0]})"
+
+
+Plan = Generator[list[Call[Any]], list[Any], T]
+"""An operation of several dependent reads: yields the calls of one pipeline, is sent their answers, returns T."""
+
+
+# -- reading replies -----------------------------------------------------------------------------------------------
+
+
+def text(value: Any) -> str:
+    """A reply string. Bytes that are not UTF-8 (a foreign writer's) become U+FFFD rather than an error."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise ReplyShapeError(f"expected text in the reply, got {type(value).__name__}")
+
+
+def maybe_text(value: Any) -> str | None:
+    return None if value is None else text(value)
+
+
+def number(value: Any, default: int = 0) -> int:
+    """A stored number: benni may write 1.8e12 where an integer is meant."""
+    if value is None or value == b"" or value == "":
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        try:
+            return int(float(value))
+        except (ValueError, OverflowError):
+            return default
+
+
+def items(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return list(cast("Sequence[Any]", value))
+    raise ReplyShapeError(f"expected a list in the reply, got {type(value).__name__}")
+
+
+def when(value: Any) -> datetime | None:
+    ms = number(value, -1)
+    if ms < 0:
+        return None
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _word(*known: str) -> Callable[[Any], str]:
+    def decode(reply: Any) -> str:
+        word = text(reply)
+        if word not in known:
+            raise ReplyShapeError(f"expected one of {', '.join(known)} in the reply")
+        return word
+
+    return decode
+
+
+def _now(now: int | None) -> str:
+    return "" if now is None else str(now)
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else "0"
+
+
+# -- producers -----------------------------------------------------------------------------------------------------
+
+_ENQUEUE = Script(
+    "enqueue",
+    "job signal lane seq? events? dead? idem?",
+    "now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...",
+)
+
+
+def enqueue(
+    keys: Keys,
+    *,
+    id: str,
+    nonce: str,
+    payload: str,
+    max_attempts: int,
+    priority: int = 0,
+    delay_ms: int = 0,
+    own_id: bool = False,
+    key: str = "",
+    key_ttl_ms: int,
+    payload_hash: str = "",
+    check_payload: bool = True,
+    expires_ms: int | None = None,
+    deadline_ms: int | None = None,
+    extra: Sequence[tuple[str, str]] = (),
+    now: int | None = None,
+) -> Call[Enqueued]:
+    """Make a job. `id` and `nonce` are minted once per call, so that a repeat of the same call is recognised.
+
+    `own_id`: the caller chose the id, so that it may have been used before. `extra` are added record fields.
+    """
+    names = [keys.job(id), keys.signal]
+    names += [keys.scheduled] if delay_ms > 0 else [keys.ready, keys.seq]
+    if own_id:
+        names += [keys.events(id), keys.dead]
+    if key:
+        names.append(keys.idem(key))
+        if payload_hash:
+            extra = (*extra, ("payloadHash", payload_hash))
+
+    def decode(reply: Any) -> Enqueued:
+        match items(reply):
+            case [code, value]:
+                answer = text(value)
+                match text(code):
+                    case "created":
+                        return Enqueued(answer, False)
+                    case "duplicate":
+                        return Enqueued(answer, True)
+                    case "conflict":
+                        raise IdempotencyConflictError(
+                            f"idempotency_key={key!r} belongs to job {answer!r}, which has another payload; "
+                            "use a new key for new work",
+                            answer,
+                        )
+                    case "in_use":
+                        raise JobInUseError(
+                            f"id={id!r} is a job that is still {answer}; cancel it or wait for its end, "
+                            "or leave the id out",
+                            id,
+                        )
+                    case _:
+                        pass
+            case _:
+                pass
+        raise ReplyShapeError("enqueue answered with something else than a code and an id")
+
+    return Call(
+        (
+            str(len(names)),
+            *names,
+            _now(now),
+            id,
+            nonce,
+            payload,
+            str(max_attempts),
+            str(priority),
+            str(delay_ms),
+            _flag(own_id),
+            key,
+            str(key_ttl_ms),
+            payload_hash if check_payload else "",
+            "" if expires_ms is None else str(expires_ms),
+            "" if deadline_ms is None else str(deadline_ms),
+            *(part for pair in extra for part in pair),
+        ),
+        decode,
+        _ENQUEUE,
+    )
+
+
+CancelAnswer = Literal["cancelled", "requested", "finished", "unknown"]
+
+_CANCEL = Script("cancel", "job events ready scheduled", "now id result_ttl_ms base relief ctl_ttl_ms")
+
+
+def cancel(
+    keys: Keys, id: str, *, result_ttl_ms: int, relief: bool = False, now: int | None = None
+) -> Call[CancelAnswer]:
+    """Cancel a job. `relief`: the call before was refused for lack of memory."""
+    return Call(
+        (
+            "4",
+            keys.job(id),
+            keys.events(id),
+            keys.ready,
+            keys.scheduled,
+            _now(now),
+            id,
+            str(result_ttl_ms),
+            keys.base,
+            _flag(relief),
+            str(CTL_TTL_MS),
+        ),
+        cast("Callable[[Any], CancelAnswer]", _word("cancelled", "requested", "finished", "unknown")),
+        _CANCEL,
+    )
+
+
+_RETRY_DEAD = Script("retry_dead", "job events dead ready seq signal", "now id nonce max_attempts")
+
+
+def retry_dead(keys: Keys, id: str, *, nonce: str, max_attempts: int, now: int | None = None) -> Call[bool]:
+    """Put a dead job back. True exactly for the call that did it, and for repeats of that call."""
+    names = (keys.job(id), keys.events(id), keys.dead, keys.ready, keys.seq, keys.signal)
+    known = _word("waiting", "not_dead")
+    return Call(
+        ("6", *names, _now(now), id, nonce, str(max_attempts)),
+        lambda reply: known(reply) == "waiting",
+        _RETRY_DEAD,
+    )
+
+
+# -- readers (no scripts: Upstash's read-only token may not run any) --------------------------------------------------
+
+_RECORD = (
+    "id",
+    "status",
+    "error",
+    "attempt",
+    "starts",
+    "maxAttempts",
+    "progress",
+    "priority",
+    "createdAt",
+    "updatedAt",
+    "startedAt",
+    "finishedAt",
+    "idempotencyKey",
+    "cancelRequested",
+    "owner",
+    "payload",
+    "result",
+)
+_STATUSES = frozenset({"waiting", "scheduled", "active", "completed", "failed", "cancelled"})
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+def status_of(value: Any) -> JobStatus:
+    """A status that this version does not know reads as waiting, as a missing one does (wire rule)."""
+    status = maybe_text(value) or "waiting"
+    return cast("JobStatus", status if status in _STATUSES else "waiting")
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(text(value)) if value is not None else 0.0
+    except ValueError:
+        return 0.0
+
+
+def get(keys: Keys, id: str, queue: Queue[P, R]) -> Call[Job[P, R] | None]:
+    """The record, or None. A hash without an id is no record."""
+
+    def decode(reply: Any) -> Job[P, R] | None:
+        row = items(reply)
+        if len(row) != len(_RECORD):
+            raise ReplyShapeError("the record's reply has another length than asked for")
+        r = dict(zip(_RECORD, row, strict=True))
+        if r["id"] is None:
+            return None
+        attempt = number(r["attempt"])
+        return Job(
+            id=id,
+            status=status_of(r["status"]),
+            error=maybe_text(r["error"]),
+            attempt=attempt,
+            starts=number(r["starts"], attempt),
+            max_attempts=number(r["maxAttempts"], 1),
+            progress=_float(r["progress"]),
+            priority=number(r["priority"]),
+            created_at=when(r["createdAt"]),
+            updated_at=when(r["updatedAt"]),
+            started_at=when(r["startedAt"]),
+            finished_at=when(r["finishedAt"]),
+            idempotency_key=maybe_text(r["idempotencyKey"]) or None,
+            cancel_requested=maybe_text(r["cancelRequested"]) == "1",
+            owner=maybe_text(r["owner"]),
+            _queue=queue,
+            _payload=maybe_text(r["payload"]),
+            _result=maybe_text(r["result"]),
+        )
+
+    return Call(("HMGET", keys.job(id), *_RECORD), decode)
+
+
+def stats(keys: Keys) -> Plan[Stats]:
+    """Counts, and the age of the oldest waiting job: the head of each priority's band is its oldest."""
+    bands = [
+        Call(
+            ("ZRANGEBYSCORE", keys.ready, str(band * 10**13), f"({(band + 1) * 10**13}", "LIMIT", "0", "1"),
+            items,
+        )
+        for band in range(10)
+    ]
+    counts = [Call(("ZCARD", key), number) for key in (keys.ready, keys.scheduled, keys.leases, keys.dead)]
+    answers = yield [*counts, Call(("TIME",), items), *bands]
+    now = number(answers[4][0]) * 1000 + number(answers[4][1]) // 1000
+    heads = [text(head[0]) for head in answers[5:] if head]
+    oldest: float | None = None
+    if heads:
+        since = yield [
+            Call(("HMGET", keys.job(id), "updatedAt"), lambda reply: number(items(reply)[0])) for id in heads
+        ]
+        times = [ms for ms in since if ms > 0]
+        oldest = max(0, now - min(times)) / 1000 if times else None
+    waiting, scheduled, active, gone = answers[:4]
+    return Stats(waiting, scheduled, active, gone, oldest)
+
+
+def dead(keys: Keys, count: int) -> Plan[list[str]]:
+    """Ids of dead-lettered jobs that still exist, oldest first."""
+    found: list[str] = []
+    start = 0
+    while len(found) < count:
+        [page] = yield [
+            Call(
+                ("ZRANGE", keys.dead, str(start), str(start + count - 1)),
+                lambda reply: [text(item) for item in items(reply)],
+            )
+        ]
+        if not page:
+            break
+        exists = yield [Call(("EXISTS", keys.job(id)), number) for id in page]
+        found += [id for id, there in zip(page, exists, strict=True) if there]
+        start += len(page)
+    return found[:count]
+
+
+# -- workers -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, repr=False)
+class Reserved:
+    """A job that was taken, as its holder needs it. `b` and `n` number its events: the next one is ``b-(n+1)``."""
+
+    id: str
+    payload: str
+    attempt: int
+    max_attempts: int
+    priority: int
+    created_at_ms: int
+    starts: int
+    gen: str
+    b: str
+    n: int
+    rank: str
+    key: str
+    timeout_ms: int | None
+    deadline_at_ms: int | None
+    expires_at_ms: int | None
+    result_ttl_ms: int | None
+    owner: str | None
+    trace: str | None
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Reserved(id={self.id!r}, attempt={self.attempt})"
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The answer of reserve. `hint_ms`: until something becomes due; 0 call again; -1 nothing is known.
+
+    `limited`: nothing may be taken before the hint has passed, so the doorbell means nothing till then.
+    `stale`: the request came later than it allowed itself and took nothing.
+    """
+
+    jobs: list[Reserved]
+    hint_ms: int
+    limited: bool
+    server_now_ms: int
+    stale: bool = False
+
+
+_RESERVE = Script(
+    "reserve",
+    "ready scheduled leases signal seq take config dead",
+    "now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes",
+)
+
+
+def grace_ms(lease_ms: int) -> int:
+    """How long a lease must stay lapsed before it is taken: 1 s, at most a third of the lease."""
+    return min(1000, lease_ms // 3)
+
+
+def reserve(
+    keys: Keys,
+    *,
+    worker: str,
+    request: int,
+    k: int,
+    lease_ms: int,
+    result_ttl_ms: int,
+    dead_ttl_ms: int,
+    again: bool = False,
+    stale_at_ms: int | None = None,
+    bell: bool = False,
+    grace: int | None = None,
+    max_bytes: int = 6 * 1024 * 1024,
+    now: int | None = None,
+) -> Call[Reservation]:
+    """Take up to `k` jobs (0: only promote and reclaim) under the token ``worker:request``.
+
+    A first send that may arrive late carries `stale_at_ms` on the server's clock. A repeat of a request whose reply
+    was lost has the same `request` and `again`, and waits until that time has passed.
+    """
+    token = f"{worker}:{request}"
+    names = (
+        keys.ready,
+        keys.scheduled,
+        keys.leases,
+        keys.signal,
+        keys.seq,
+        keys.take(worker),
+        keys.config,
+        keys.dead,
+    )
+
+    def optional(value: Any) -> int | None:
+        return number(value) if value not in (b"", "", None) else None
+
+    def job(row: list[Any]) -> Reserved:
+        return Reserved(
+            id=text(row[0]),
+            payload=text(row[1]),
+            attempt=number(row[2]),
+            max_attempts=number(row[3], 1),
+            priority=number(row[4]),
+            created_at_ms=number(row[5]),
+            starts=number(row[6]),
+            gen=text(row[7]),
+            b=text(row[8]),
+            n=number(row[9]),
+            rank=text(row[10]),
+            key=text(row[11]),
+            timeout_ms=optional(row[12]),
+            deadline_at_ms=optional(row[13]),
+            expires_at_ms=optional(row[14]),
+            result_ttl_ms=optional(row[15]),
+            owner=text(row[16]) or None,
+            trace=text(row[17]) or None,
+            token=token,
+        )
+
+    def decode(reply: Any) -> Reservation:
+        match items(reply):
+            case [code, at, hint, limited, *jobs] if text(code) == "ok":
+                return Reservation([job(items(row)) for row in jobs], number(hint), text(limited) == "1", number(at))
+            case [code, at] if text(code) == "stale":
+                return Reservation([], 0, False, number(at), stale=True)
+            case _:
+                raise ReplyShapeError("reserve answered with something else than jobs")
+
+    return Call(
+        (
+            "8",
+            *names,
+            _now(now),
+            token,
+            str(k),
+            str(lease_ms),
+            _flag(again),
+            "" if stale_at_ms is None else str(stale_at_ms),
+            str(grace_ms(lease_ms) if grace is None else grace),
+            str(result_ttl_ms),
+            str(dead_ttl_ms),
+            _flag(bell),
+            keys.base,
+            str(max_bytes),
+        ),
+        decode,
+        _RESERVE,
+        # A bare resend could take a second batch; the worker repeats by itself, with `again`.
+        replayable=again,
+    )
+
+
+Held = Literal["ok", "cancel", "lost"]
+_HELD = cast("Callable[[Any], Held]", _word("ok", "cancel", "lost"))
+
+_FLUSH = Script("flush", "job events leases?", "now token id again lease_ms progress max_len b n attempt event...")
+
+
+def flush(
+    keys: Keys,
+    job: Reserved,
+    *,
+    first: int,
+    events: Sequence[tuple[str, str]],
+    max_len: int,
+    lease_ms: int | None = None,
+    progress: str = "",
+    again: bool = False,
+    now: int | None = None,
+) -> Call[Held]:
+    """Append `events` (kind, text), numbered from `first`. With `lease_ms` it renews the lease, too."""
+    names = [keys.job(job.id), keys.events(job.id)] + ([] if lease_ms is None else [keys.leases])
+    return Call(
+        (
+            str(len(names)),
+            *names,
+            _now(now),
+            job.token,
+            job.id,
+            _flag(again),
+            "" if lease_ms is None else str(lease_ms),
+            progress,
+            str(max_len),
+            job.b,
+            str(first),
+            str(job.attempt),
+            *(part for event in events for part in event),
+        ),
+        _HELD,
+        _FLUSH,
+        replayable=again or not events,
+    )
+
+
+_RENEW = Script("renew", "leases job...", "now lease_ms relief job...")
+
+
+def renew(
+    keys: Keys, jobs: Sequence[Reserved], *, lease_ms: int, relief: bool = False, now: int | None = None
+) -> Call[list[Held]]:
+    """Extend the leases of `jobs`; the answers are in their order."""
+    return Call(
+        (
+            str(1 + len(jobs)),
+            keys.leases,
+            *(keys.job(job.id) for job in jobs),
+            _now(now),
+            str(lease_ms),
+            _flag(relief),
+            *(part for job in jobs for part in (job.id, job.token)),
+        ),
+        lambda reply: [_HELD(answer) for answer in items(reply)],
+        _RENEW,
+    )
+
+
+Settled = Literal["completed", "failed", "cancelled", "lost"]
+
+_SETTLE = Script(
+    "settle",
+    "job events leases dead? idem?",
+    "now token id status body ttl_ms cancel_ttl_ms attempt count has_key",
+)
+
+
+def settle(
+    keys: Keys,
+    job: Reserved,
+    *,
+    status: Literal["completed", "failed", "cancelled"],
+    body: str,
+    ttl_ms: int,
+    cancel_ttl_ms: int,
+    count: int,
+    now: int | None = None,
+) -> Call[Settled]:
+    """End the job. `body` is the result's text or the error's; `count` the number of its last event (its n)."""
+    names = [keys.job(job.id), keys.events(job.id), keys.leases]
+    if status == "failed":
+        names.append(keys.dead)
+    if job.key:
+        names.append(keys.idem(job.key))
+    return Call(
+        (
+            str(len(names)),
+            *names,
+            _now(now),
+            job.token,
+            job.id,
+            status,
+            body,
+            str(ttl_ms),
+            str(cancel_ttl_ms),
+            str(job.attempt),
+            str(count),
+            _flag(bool(job.key)),
+        ),
+        cast("Callable[[Any], Settled]", _word("completed", "failed", "cancelled", "lost")),
+        _SETTLE,
+    )
+
+
+_RETRY = Script(
+    "retry",
+    "job events leases scheduled signal? idem?",
+    "now token id error delay_ms cancel_ttl_ms attempt count has_key ring",
+)
+
+
+def retry(
+    keys: Keys,
+    job: Reserved,
+    *,
+    error: str,
+    delay_ms: int,
+    cancel_ttl_ms: int,
+    count: int,
+    ring: bool = False,
+    now: int | None = None,
+) -> Call[Literal["scheduled", "cancelled", "lost"]]:
+    """Give the job back for another attempt. `ring`: this worker stops and will not be there when it is due."""
+    names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.scheduled]
+    names += [keys.signal] if ring else []
+    names += [keys.idem(job.key)] if job.key else []
+    return Call(
+        (
+            str(len(names)),
+            *names,
+            _now(now),
+            job.token,
+            job.id,
+            error,
+            str(delay_ms),
+            str(cancel_ttl_ms),
+            str(job.attempt),
+            str(count),
+            _flag(bool(job.key)),
+            _flag(ring),
+        ),
+        cast(
+            'Callable[[Any], Literal["scheduled", "cancelled", "lost"]]',
+            _word("scheduled", "cancelled", "lost"),
+        ),
+        _RETRY,
+    )
+
+
+_RELEASE = Script(
+    "release",
+    "job events leases ready signal config? idem?",
+    "now token id error rank pause_ms cancel_ttl_ms attempt starts b count emitted has_key",
+)
+
+
+def release(
+    keys: Keys,
+    job: Reserved,
+    *,
+    cancel_ttl_ms: int,
+    count: int,
+    emitted: bool,
+    error: str = "",
+    pause_ms: int | None = None,
+    now: int | None = None,
+) -> Call[Literal["waiting", "cancelled", "lost"]]:
+    """Hand the job back at its old rank, the attempt not counted. With `pause_ms` the queue pauses for that long."""
+    names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.ready, keys.signal]
+    names += [keys.config] if pause_ms is not None else []
+    names += [keys.idem(job.key)] if job.key else []
+    return Call(
+        (
+            str(len(names)),
+            *names,
+            _now(now),
+            job.token,
+            job.id,
+            error,
+            job.rank,
+            "" if pause_ms is None else str(pause_ms),
+            str(cancel_ttl_ms),
+            str(job.attempt),
+            str(job.starts),
+            job.b,
+            str(count),
+            _flag(emitted),
+            _flag(bool(job.key)),
+        ),
+        cast('Callable[[Any], Literal["waiting", "cancelled", "lost"]]', _word("waiting", "cancelled", "lost")),
+        _RELEASE,
+    )
+
+
+_PRUNE_DEAD = Script("prune_dead", "dead", "base")
+
+
+def prune_dead(keys: Keys) -> Call[int]:
+    """Drop dead-letter entries whose record has expired; the answer is how many entries were looked at."""
+    return Call(("1", keys.dead, keys.base), number, _PRUNE_DEAD)
+
+
+def seen(keys: Keys, worker: str, info: str | None) -> Call[None]:
+    """Say in the queue's list of workers that `worker` lives, or with None that it has gone."""
+    if info is None:
+        return Call(("HDEL", keys.workers, worker), lambda _: None)
+    return Call(("HSET", keys.workers, worker, info), lambda _: None)
+
+
+def workers(keys: Keys) -> Call[dict[str, str]]:
+    """Worker id to what it said of itself when last seen. Entries of workers that died stay until pruned."""
+
+    def decode(reply: Any) -> dict[str, str]:
+        flat = [text(item) for item in items(reply)]
+        return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    return Call(("HGETALL", keys.workers), decode)

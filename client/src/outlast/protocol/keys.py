@@ -1,0 +1,81 @@
+"""The key table. All keys of a queue share the hash tag ``{name}``: one slot of a cluster, one script can hold them."""
+
+from __future__ import annotations
+
+__all__ = ["KEY_TABLE", "Keys"]
+
+KEY_TABLE = (
+    # name, type, holds, lives
+    ("ready", "zset", "ids that can run; score (9 - priority) * 1e13 + seq", "always"),
+    ("scheduled", "zset", "ids that wait for a time; score due time in ms", "always"),
+    (
+        "leases",
+        "zset",
+        "ids that a worker owns; score lease expiry in ms, with a fraction once found lapsed",
+        "always",
+    ),
+    (
+        "dead",
+        "zset",
+        "ids that failed for good; score time of death in ms",
+        "always; pruned with their records",
+    ),
+    ("seq", "string", "the counter behind the order within a priority", "always"),
+    ("signal", "list", "the doorbell: hints for blocked workers, at most 1,000", "always"),
+    ("job:<id>", "hash", "the record", "result_ttl or dead_ttl after the end"),
+    ("events:<id>", "stream", "the output; fields t, d, a", "as the record"),
+    (
+        "idem:<key>",
+        "string",
+        "the id of the job that holds the idempotency key",
+        "idempotency_ttl after completion",
+    ),
+    ("config", "hash", "rules of the queue: pausedUntil", "always"),
+    ("workers", "hash", "worker id to when and where it was last seen", "pruned by readers"),
+    ("take:<worker>", "string", "what the worker's latest reserve took, for a repeat of it", "2 x lease"),
+    ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
+)
+
+
+class Keys:
+    """The keys of one queue. `name` is the queue's name with the namespace in front, if there is one."""
+
+    __slots__ = (
+        "base",
+        "config",
+        "dead",
+        "leases",
+        "name",
+        "ready",
+        "scheduled",
+        "seq",
+        "signal",
+        "workers",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.base = base = f"{{{name}}}:"
+        self.ready = base + "ready"
+        self.scheduled = base + "scheduled"
+        self.leases = base + "leases"
+        self.dead = base + "dead"
+        self.seq = base + "seq"
+        self.signal = base + "signal"
+        self.config = base + "config"
+        self.workers = base + "workers"
+
+    def job(self, id: str) -> str:
+        return f"{self.base}job:{id}"
+
+    def events(self, id: str) -> str:
+        return f"{self.base}events:{id}"
+
+    def idem(self, key: str) -> str:
+        return f"{self.base}idem:{key}"
+
+    def take(self, worker: str) -> str:
+        return f"{self.base}take:{worker}"
+
+    def ctl(self, worker: str) -> str:
+        return f"{self.base}ctl:{worker}"

@@ -1,0 +1,68 @@
+-- Shared by all scripts; put in front of each when it is loaded. Constants live here and are compared with
+-- keys.py by a test: nothing is interpolated into Lua.
+local LEASE_TEXT = 'Worker lease expired before the job finished'
+local RANK = 1e13
+local SIGNAL_CAP = 1000
+local BATCH = 100
+
+-- Numbers leave a script as text without exponent: Upstash cuts Lua numbers to integers, Valkey does not.
+local function int(number)
+  return string.format('%.0f', number)
+end
+
+-- The server's clock; `override` is for tests only.
+local function clock(override)
+  if override ~= '' then
+    return tonumber(override)
+  end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function parts(stream_id)
+  local ms, seq = string.match(stream_id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+
+local function top_of(events)
+  local last = redis.call('XREVRANGE', events, '+', '-', 'COUNT', 1)[1]
+  return last
+end
+
+-- A doorbell token is a hint, not a count, so the list is cut only when it has grown past its cap.
+local function ring(signal, times)
+  local bells = {}
+  for i = 1, math.min(times, BATCH) do
+    bells[i] = '1'
+  end
+  if redis.call('LPUSH', signal, unpack(bells)) > SIGNAL_CAP then
+    redis.call('LTRIM', signal, 0, SIGNAL_CAP - 1)
+  end
+end
+
+-- Only the job that a key points to may release it: a newer job can hold the same key by now.
+local function free_key(idem, id)
+  if redis.call('GET', idem) == id then
+    redis.call('DEL', idem)
+  end
+end
+
+-- Append the terminal event. Its id is the server's, so it cannot fail, and its time is the job's end.
+local function terminal(events, kind, text, attempt, count, override)
+  local id
+  if count then
+    id = redis.call('XADD', events, '*', 't', kind, 'd', text, 'a', attempt, 'n', count)
+  else
+    id = redis.call('XADD', events, '*', 't', kind, 'd', text, 'a', attempt)
+  end
+  if override ~= '' then
+    return override
+  end
+  return (string.match(id, '^%d+'))
+end
+
+-- Write the marker and trim to exactly it. Never DEL: a reader's cursor could then lie above the new entries.
+local function restart(events, id, attempt)
+  redis.call('XADD', events, id, 't', 'restarted', 'd', attempt, 'a', attempt)
+  redis.call('XTRIM', events, 'MINID', id)
+end

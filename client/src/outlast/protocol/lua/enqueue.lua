@@ -1,0 +1,106 @@
+--[[ enqueue: make a job, or find the one that the idempotency key belongs to.
+A job that is delayed goes to `scheduled`, any other to `ready`: `lane` is the one that applies.
+KEYS  job signal lane seq? events? dead? idem?
+ARGV  now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...
+REPLY created id | duplicate id | conflict id | in_use status
+]]
+local job, signal, lane = KEYS[1], KEYS[2], KEYS[3]
+local now_arg, id, nonce, payload, max_attempts, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local delay, own, key, key_ttl, hash = tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9], ARGV[10], ARGV[11]
+local expires, deadline = ARGV[12], ARGV[13]
+
+local next_key = 3
+local function optional(used)
+  if used then
+    next_key = next_key + 1
+    return KEYS[next_key]
+  end
+end
+local seq = optional(delay == 0)
+local events, dead = optional(own), optional(own)
+local idem = optional(key ~= '')
+local jobs = string.sub(job, 1, #job - #id)
+
+if idem then
+  local holder = redis.call('GET', idem)
+  if holder then
+    local held = redis.call('HMGET', jobs .. holder, 'id', 'nonce', 'payloadHash')
+    -- A key whose record is gone (evicted, deleted) answers nobody: fall through and make a new job.
+    if held[1] then
+      if held[2] == nonce then
+        return { 'created', holder }
+      end
+      if hash ~= '' and held[3] and held[3] ~= hash then
+        return { 'conflict', holder }
+      end
+      return { 'duplicate', holder }
+    end
+  end
+end
+
+local old = redis.call('HMGET', job, 'status', 'nonce', 'gen', 'idempotencyKey')
+if old[2] == nonce then
+  return { 'created', id } -- the same call again: its first reply was lost
+end
+if old[1] == 'waiting' or old[1] == 'scheduled' or old[1] == 'active' then
+  return { 'in_use', old[1] }
+end
+
+local now = clock(now_arg)
+local gen, top = now, nil
+if own then
+  top = top_of(events)
+  if old[3] then
+    gen = math.max(gen, old[3] + 1)
+  end
+  if top then
+    gen = math.max(gen, (parts(top[1])) + 1)
+  end
+end
+
+-- The first write is one that a full database refuses, so that it refuses the whole script.
+if idem then
+  redis.call('SET', idem, id)
+end
+if old[1] then
+  redis.call('DEL', job)
+  if old[1] == 'failed' then
+    redis.call('ZREM', dead, id)
+  end
+  if old[4] and old[4] ~= '' and old[4] ~= key then
+    free_key(string.gsub(jobs, 'job:$', 'idem:') .. old[4], id)
+  end
+end
+
+local fields = {
+  'id', id, 'payload', payload, 'status', delay > 0 and 'scheduled' or 'waiting', 'attempt', '0',
+  'maxAttempts', max_attempts, 'priority', priority, 'createdAt', int(now), 'updatedAt', int(now),
+  'progress', '0', 'idempotencyKey', key, 'idemTtlMs', key_ttl, 'gen', int(gen), 'nonce', nonce,
+}
+if expires ~= '' then
+  fields[#fields + 1], fields[#fields + 2] = 'expiresAt', int(now + expires)
+end
+if deadline ~= '' then
+  fields[#fields + 1], fields[#fields + 2] = 'deadlineAt', int(now + deadline)
+end
+for i = 14, #ARGV do
+  fields[#fields + 1] = ARGV[i]
+end
+redis.call('HSET', job, unpack(fields))
+
+if top then
+  -- {gen}-0, so that the job's own first event is {gen}-1 whether or not the id was used before.
+  restart(events, int(gen) .. '-0', '1')
+  redis.call('PERSIST', events)
+end
+
+if delay > 0 then
+  redis.call('ZADD', lane, int(now + delay), id)
+  if redis.call('ZRANGE', lane, 0, 0)[1] == id then
+    ring(signal, 1) -- the next due time has moved: a blocked worker must set its timer anew
+  end
+else
+  redis.call('ZADD', lane, int((9 - priority) * RANK + redis.call('INCR', seq)), id)
+  ring(signal, 1)
+end
+return { 'created', id }

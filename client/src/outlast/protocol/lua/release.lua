@@ -1,0 +1,55 @@
+--[[ release: hand the job back at its old rank, the attempt not counted. Only the holder may; a cancel wins.
+With `pause_ms` the whole queue takes nothing for that long; an earlier time never shortens a pause.
+KEYS  job events leases ready signal config? idem?
+ARGV  now token id error rank pause_ms cancel_ttl_ms attempt starts b count emitted has_key
+REPLY waiting | cancelled | lost
+      config is given exactly when pause_ms is not empty; emitted: 1 when this attempt wrote events
+]]
+local job, events, leases, ready, signal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local now_arg, token, id, text, rank, pause = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local cancel_ttl, attempt, starts, b, count = ARGV[7], ARGV[8], ARGV[9], ARGV[10], tonumber(ARGV[11])
+local emitted, has_key = ARGV[12] == '1', ARGV[13] == '1'
+local config = pause ~= '' and KEYS[6] or nil
+local idem = has_key and KEYS[#KEYS] or nil
+
+local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'priority')
+if r[1] ~= token then
+  if r[3] == token then
+    return r[4] == 'cancelled' and 'cancelled' or 'waiting' -- the same call again
+  end
+  return 'lost'
+end
+
+redis.call('ZREM', leases, id)
+redis.call('HDEL', job, 'token')
+if r[2] == '1' then
+  local ended = terminal(events, 'cancelled', '', attempt, ARGV[11], now_arg)
+  redis.call('HSET', job, 'status', 'cancelled', 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
+  redis.call('PEXPIRE', job, cancel_ttl)
+  redis.call('PEXPIRE', events, cancel_ttl)
+  if idem then
+    free_key(idem, id)
+  end
+  return 'cancelled'
+end
+
+local now = clock(now_arg)
+if emitted then
+  -- A foreign worker writes no marker at attempt 1, so the marker has to be there before it can take the job.
+  restart(events, b .. '-' .. int(count + 1), attempt)
+end
+local write = { 'status', 'waiting', 'attempt', int(attempt - 1), 'starts', starts, 'updatedAt', int(now), 'settled', token }
+if text ~= '' then
+  write[#write + 1], write[#write + 2] = 'error', text
+end
+redis.call('HSET', job, unpack(write))
+-- A repeated reserve does not know the rank any more; the job came from the front, so it goes back there.
+redis.call('ZADD', ready, rank ~= '' and rank or int((9 - (tonumber(r[5]) or 0)) * RANK), id)
+if config then
+  local old = tonumber((redis.call('HMGET', config, 'pausedUntil')[1]) or 0)
+  if now + pause > old then
+    redis.call('HSET', config, 'pausedUntil', int(now + pause))
+  end
+end
+ring(signal, 1)
+return 'waiting'

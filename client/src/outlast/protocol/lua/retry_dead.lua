@@ -1,0 +1,36 @@
+--[[ retry_dead: put a dead-lettered job back with a fresh attempt count and an output that starts over.
+The freed idempotency key is not bound again: a newer job may hold it.
+KEYS  job events dead ready seq signal
+ARGV  now id nonce max_attempts
+REPLY waiting | not_dead
+]]
+local job, events, dead, ready, seq, signal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local now_arg, id, nonce, max_attempts = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+
+local r = redis.call('HMGET', job, 'id', 'status', 'revived', 'gen', 'priority', 'attempt', 'starts')
+if r[1] and r[3] == nonce then
+  return 'waiting' -- the same call again: its first reply was lost
+end
+if redis.call('ZREM', dead, id) == 0 or not r[1] or r[2] ~= 'failed' then
+  return 'not_dead'
+end
+
+local now = clock(now_arg)
+redis.call('HDEL', job, 'finishedAt', 'token', 'result', 'cancelRequested')
+redis.call('HSET', job, 'status', 'waiting', 'attempt', '0', 'maxAttempts', max_attempts, 'updatedAt', int(now),
+  'revived', nonce, 'starts', r[7] or r[6] or '0')
+-- The marker lies above the terminal entry, so a reader that has seen the stale end is told to start over.
+local b, n, top = math.max(tonumber(r[4]) or 0, now), 0, top_of(events)
+if top then
+  local ms, last = parts(top[1])
+  if ms >= (tonumber(r[4]) or 0) then
+    b, n = ms, last
+  end
+end
+restart(events, int(b) .. '-' .. int(n + 1), '1')
+-- Both keys lost their owner's TTL rule when the job died; without PERSIST they vanish in mid-run.
+redis.call('PERSIST', job)
+redis.call('PERSIST', events)
+redis.call('ZADD', ready, int((9 - (tonumber(r[5]) or 0)) * RANK + redis.call('INCR', seq)), id)
+ring(signal, 1)
+return 'waiting'

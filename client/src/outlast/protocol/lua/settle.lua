@@ -1,0 +1,45 @@
+--[[ settle: end the job. Only the holder of the lease may; a cancel that came first wins.
+KEYS  job events leases dead? idem?
+ARGV  now token id status body ttl_ms cancel_ttl_ms attempt count has_key
+REPLY completed | failed | cancelled | lost
+      dead is given exactly when status is failed; count: events written so far under the job's current b
+]]
+local job, events, leases = KEYS[1], KEYS[2], KEYS[3]
+local now_arg, token, id, status, body, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local cancel_ttl, attempt, count, has_key = ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1'
+local dead = status == 'failed' and KEYS[4] or nil
+local idem = has_key and KEYS[#KEYS] or nil
+
+local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'idemTtlMs')
+if r[1] ~= token then
+  if r[3] == token and (r[4] == 'completed' or r[4] == 'failed' or r[4] == 'cancelled') then
+    return r[4] -- the same call again: its first reply was lost
+  end
+  return 'lost'
+end
+if r[2] == '1' then
+  status, body, ttl = 'cancelled', '', cancel_ttl
+end
+
+-- ZREM first: it frees memory, so a full database lets the whole script pass.
+redis.call('ZREM', leases, id)
+redis.call('HDEL', job, 'token')
+local ended = terminal(events, status, body, attempt, count, now_arg)
+if status == 'completed' then
+  redis.call('HSET', job, 'status', status, 'updatedAt', ended, 'finishedAt', ended, 'settled', token, 'result', body)
+elseif status == 'failed' then
+  redis.call('HSET', job, 'status', status, 'updatedAt', ended, 'finishedAt', ended, 'settled', token, 'error', body)
+  redis.call('ZADD', dead, ended, id)
+else
+  redis.call('HSET', job, 'status', status, 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
+end
+redis.call('PEXPIRE', job, ttl)
+redis.call('PEXPIRE', events, ttl)
+if idem then
+  if status ~= 'completed' then
+    free_key(idem, id)
+  elseif redis.call('GET', idem) == id then
+    redis.call('PEXPIRE', idem, int(math.min(tonumber(r[5]) or tonumber(ttl), tonumber(ttl))))
+  end
+end
+return status

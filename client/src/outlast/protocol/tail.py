@@ -1,0 +1,328 @@
+"""Following one job: which call comes next, what its answer means, how long to wait. No I/O and no clock.
+
+A driver is a loop of four lines::
+
+    while not tail.done:
+        for event in tail.feed(send(tail.poll())):
+            yield event
+        sleep(tail.delay)
+
+The rules (PROTOCOL): the holder's events have ids ``b-n`` with n rising by one, so a jump in n is a `Gap`; an entry
+whose b or attempt changed without a marker follows a restart that was trimmed; entries without `a` are a foreign
+worker's, and only explicit markers count there. A terminal entry ends the tail; a record that has ended while the
+stream shows no end gets the event made up.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from ..errors import InvalidArgumentError, JobNotFoundError, ReplyShapeError
+from ..records import (
+    TERMINAL,
+    Cancelled,
+    Chunk,
+    Completed,
+    Data,
+    Event,
+    Failed,
+    Gap,
+    Progress,
+    Restarted,
+)
+from .calls import Call, items, maybe_text, number, status_of, text
+
+if TYPE_CHECKING:
+    from ..queue import Queue
+    from .keys import Keys
+
+__all__ = ["START", "Tail", "check_cursor"]
+
+R = TypeVar("R")
+
+START = "0-0"
+PAGE = 500
+"""Entries read at once: some hundred kB at most, far under a gateway's limit for one reply."""
+
+FAST, STEADY, SLOW = 0.15, 0.6, 2.0
+"""Seconds between polls: after data, while quiet, and once nothing came for 10 s."""
+QUIET_AFTER = 10.0
+CHECK_EVERY = 5
+"""One quiet poll in so many reads the record instead of the stream: it tells a quiet job from a vanished one."""
+REGION_LAG = 3.0
+"""Seconds for which a lagging replica may not know a job yet."""
+
+_CURSOR = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+_LIMIT = 2**64
+
+
+def check_cursor(after: object) -> str:
+    """A cursor as XREAD takes it: None, "" and "0" mean from the start, "latest" from now on."""
+    if after is None or after == "" or after == "0":
+        return START
+    if after == "latest":
+        return "latest"
+    if isinstance(after, str) and _CURSOR.fullmatch(after):
+        ms, _, seq = after.partition("-")
+        if int(ms) < _LIMIT and int(seq or 0) < _LIMIT:
+            return f"{int(ms)}-{int(seq or 0)}"
+    raise InvalidArgumentError(
+        f"after={str(after)[:60]!r} is not a cursor; give the id of an event, None for the start, or 'latest'"
+    )
+
+
+def _split(cursor: str) -> tuple[int, int]:
+    ms, _, seq = cursor.partition("-")
+    return int(ms), int(seq)
+
+
+class Tail(Generic[R]):
+    """The state of one reader. `cursor` resumes it; `done` says that nothing will follow."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        id: str,
+        queue: Queue[Any, R],
+        *,
+        after: str | None = None,
+        poll: float | None = None,
+        limit: int = PAGE,
+        read_regions: bool = False,
+        record_first: bool = False,
+    ) -> None:
+        self.id = id
+        self.done = False
+        self.delay = 0.0
+        """Seconds to wait before the next poll."""
+        self._keys = keys
+        self._queue = queue
+        self._fixed = poll
+        self._limit = limit
+        self._read_regions = read_regions
+        self._wait_only = record_first
+        cursor = check_cursor(after)
+        self.cursor = START if cursor == "latest" else cursor
+        self._resumed = cursor not in (START, "latest")
+        self._seeking = cursor == "latest"
+        self._last: tuple[int, int] | None = _split(cursor) if self._resumed else None
+        self._attempt = 0
+        self._fresh_gap = False
+        self._step: Literal["seek", "read", "check", "top", "confirm"] = (
+            "check" if record_first else "seek" if self._seeking else "read"
+        )
+        self._record: list[Any] | None = None
+        self._quiet = 0.0
+        self._empty = 0
+        self._pace = FAST
+
+    def poll(self, block: float | None = None) -> Call[Any]:
+        """The next call. `block`: seconds that a read may wait on the server, where the transport can block."""
+        events, job = self._keys.events(self.id), self._keys.job(self.id)
+        if self._step in ("seek", "top"):
+            return Call(("XREVRANGE", events, "+", "-", "COUNT", "1"), _entries)
+        if self._step == "check":
+            return Call(("HMGET", job, "id", "status", "result", "error", "attempt", "finishedAt"), items)
+        wait: tuple[str, ...] = ()
+        if block is not None and self._step == "read" and self._empty > 0:
+            wait = ("BLOCK", str(max(1, int(block * 1000))))
+        return Call(("XREAD", "COUNT", str(self._limit), *wait, "STREAMS", events, self.cursor), _first_stream)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the next poll may wait on the server."""
+        return self._step == "read" and self._empty > 0
+
+    def feed(self, reply: Any) -> list[Event[R]]:
+        """What the answer of the last `poll` means."""
+        self.delay = 0.0
+        match self._step:
+            case "seek":
+                return self._seek(reply)
+            case "check":
+                return self._check(reply)
+            case "top":
+                return self._top(reply)
+            case "read":
+                return self._read(reply)
+            case "confirm":
+                return self._read(reply) if reply else self._conclude()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _seek(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
+        self._step = "read"
+        if entries:
+            id, fields = entries[0]
+            if fields.get("t") in TERMINAL:
+                return self._event(id, fields)
+            self.cursor = id
+            self._last = _split(id)
+            self._attempt = number(fields.get("a"))
+        return []
+
+    def _read(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
+        self._step = "read"
+        if not entries:
+            self._wait()
+            return []
+        self._empty, self._quiet, self._pace = 0, 0.0, FAST
+        out: list[Event[R]] = []
+        for id, fields in entries:
+            out += self._event(id, fields)
+            if self.done:
+                return out
+        if len(entries) < self._limit:
+            self.delay = self._pause()
+        return out
+
+    def _check(self, row: list[Any]) -> list[Event[R]]:
+        if row[0] is None:
+            if self._read_regions and self._quiet < REGION_LAG:
+                self._wait()
+                self._step = "check"
+                return []
+            raise JobNotFoundError(f"no job {self.id!r} in queue {self._keys.name!r}: unknown, or expired", self.id)
+        status = status_of(row[1])
+        if status in TERMINAL:
+            self._record = row
+            if self._wait_only:
+                return self._conclude()
+            # The job may have ended between the empty read and this answer: look once more before making it up.
+            self._step = "confirm"
+            return []
+        self._step = "top" if self._resumed and not self._read_regions else "read"
+        if self._wait_only and not self._seeking:
+            self._step, self._seeking = "seek", True
+        if self._step == "read" and self._empty > 0:
+            self.delay = self._pause()
+        return []
+
+    def _top(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
+        """A resumed reader that found nothing new: is its cursor of this stream at all?"""
+        self._step = "read"
+        self._resumed = False
+        self.delay = self._pause()
+        first = entries[0][0] if entries else START
+        if _split(first) >= _split(self.cursor):
+            return []
+        gap = Gap(START, max(self._attempt, 1), first)
+        self.cursor, self._last, self._fresh_gap, self.delay = START, None, True, 0.0
+        return [gap]
+
+    def _conclude(self) -> list[Event[R]]:
+        self.done = True
+        assert self._record is not None
+        _, status, result, error, attempt, finished = self._record
+        ended = number(finished)
+        # The terminal entry's time is the record's: a cursor from then or later is at or behind the end.
+        if self.cursor != START and not self._wait_only and _split(self.cursor)[0] >= ended:
+            return []
+        fields = {"t": status_of(status), "a": str(number(attempt))}
+        fields["d"] = (maybe_text(result) or "null") if fields["t"] == "completed" else (maybe_text(error) or "")
+        return self._event(f"{ended}-0", fields)
+
+    # -- entries ---------------------------------------------------------------------------------------------------
+
+    def _event(self, id: str, fields: dict[str, str]) -> list[Event[R]]:
+        kind, body = fields.get("t", ""), fields.get("d", "")
+        ours = "a" in fields
+        attempt = number(fields.get("a")) if ours else max(self._attempt, 1)
+        out: list[Event[R]] = []
+        at = _split(id)
+        if kind in TERMINAL:
+            self.done = True
+            count = fields.get("n")
+            if count is not None and number(count) > (self._last[1] if self._last else 0):
+                out.append(Gap(self.cursor, attempt, id))
+        elif kind == "restarted":
+            attempt = number(body) or attempt
+        elif ours and not self._fresh_gap:
+            known = self._last
+            if known is None:
+                if at[1] > 1:
+                    out.append(Gap(self.cursor, attempt, id))
+            elif known[0] == at[0] and at[1] > known[1] + 1:
+                out.append(Gap(self.cursor, attempt, id))
+            elif known[0] != at[0] or (self._attempt and attempt != self._attempt):
+                out.append(Restarted(self.cursor, attempt))
+        if kind not in TERMINAL:
+            self._last = at
+            self._attempt = attempt
+            self._fresh_gap = False
+        self.cursor = id
+        event = self._typed(id, kind, body, attempt)
+        if event is not None:
+            out.append(event)
+        return out
+
+    def _typed(self, id: str, kind: str, body: str, attempt: int) -> Event[R] | None:
+        match kind:
+            case "chunk":
+                return Chunk(id, attempt, body)
+            case "data":
+                try:
+                    return Data(id, attempt, json.loads(body))
+                except ValueError:
+                    return None
+            case "progress":
+                try:
+                    return Progress(id, attempt, float(body))
+                except ValueError:
+                    return None
+            case "restarted":
+                return Restarted(id, attempt)
+            case "completed":
+                return Completed(id, attempt, self._queue.decode_result(body))
+            case "failed":
+                return Failed(id, attempt, body)
+            case "cancelled":
+                return Cancelled(id, attempt)
+            case _:
+                return None  # a later version's or a foreign writer's kind
+
+    # -- pace ------------------------------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        self._empty += 1
+        if self._empty % CHECK_EVERY == 1:
+            self._step = "check"
+        else:
+            self.delay = self._pause()
+
+    def _pause(self) -> float:
+        if self._fixed is not None:
+            pause = self._fixed
+        else:
+            pause = self._pace
+            top = SLOW if self._quiet >= QUIET_AFTER else STEADY
+            self._pace = min(top, self._pace * 1.5)
+            # Readers that started together must not poll together for ever.
+            pause *= random.uniform(0.9, 1.1)
+        self._quiet += pause
+        return pause
+
+
+def _entries(reply: Any) -> list[tuple[str, dict[str, str]]]:
+    out: list[tuple[str, dict[str, str]]] = []
+    for entry in items(reply):
+        match items(entry):
+            case [id, fields]:
+                flat = [text(item) for item in items(fields)]
+                out.append((text(id), dict(zip(flat[::2], flat[1::2], strict=True))))
+            case _:
+                raise ReplyShapeError("expected [id, fields] in a stream's reply")
+    return out
+
+
+def _first_stream(reply: Any) -> list[tuple[str, dict[str, str]]]:
+    if reply is None or reply == []:
+        return []
+    match items(reply):
+        case [stream]:
+            return _entries(items(stream)[1])
+        case _:
+            raise ReplyShapeError("expected one stream in the reply")

@@ -1,0 +1,191 @@
+"""The declaration of a queue: what producers, watchers and workers agree on. No I/O happens here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from ._checks import Duration, check_count, check_queue_name, to_ms
+from .codec import codec_for
+from .errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+__all__ = ["Queue"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class Queue(Generic[P, R]):
+    """A queue that is called `name` and holds payloads of type `payload` and results of type `result`.
+
+    A plain ``Queue(name)`` is ``Queue[Any, Any]``: any JSON. `payload` and `result` are any type that pydantic knows,
+    or an object with ``encode(value) -> str`` and ``decode(text) -> value`` (a `Codec`).
+
+    All durations are seconds or timedelta:
+
+    - `max_attempts` (3): takes of a job before it is dead-lettered.
+    - `timeout` (1 h): the longest that one attempt may run.
+    - `lease` (60 s): how long a silent worker owns a job; it is renewed by streaming and by heartbeats, so it says
+      how soon a dead worker's job is found, not how long a job may run.
+    - `backoff`, `max_backoff` (1 s, 60 s): an attempt n that failed waits between 0 and
+      ``min(max_backoff, backoff * 2**(n-1))``, drawn evenly ("full jitter").
+    - `result_ttl` (1 h): how long a finished record and its output are kept. At least 10 s: several polls.
+    - `idempotency_ttl` (= `result_ttl`): how long a key answers after its job has completed; never longer than the
+      record, which is cut to `result_ttl`.
+    - `dead_ttl` (7 days): how long a dead-lettered job is kept.
+    - `events_max_len` (10,000): events kept for each job; older ones are trimmed and readers get a `Gap`.
+    - `max_payload`, `max_result` (1 MiB, 4 MiB): UTF-8 bytes of the JSON text. Larger inputs belong in a store of
+      their own, with a reference in the payload.
+    - `check_payload` (True): the same idempotency key with another payload raises IdempotencyConflictError.
+    """
+
+    __slots__ = (
+        "backoff_ms",
+        "check_payload",
+        "dead_ttl_ms",
+        "events_max_len",
+        "idempotency_ttl_ms",
+        "lease_ms",
+        "max_attempts",
+        "max_backoff_ms",
+        "max_payload",
+        "max_result",
+        "name",
+        "payload_codec",
+        "result_codec",
+        "result_ttl_ms",
+        "timeout_ms",
+    )
+
+    @overload
+    def __init__(
+        self: Queue[Any, Any],
+        name: str,
+        *,
+        max_attempts: int = ...,
+        timeout: Duration = ...,
+        lease: Duration = ...,
+        backoff: Duration = ...,
+        max_backoff: Duration = ...,
+        result_ttl: Duration = ...,
+        idempotency_ttl: Duration | None = ...,
+        dead_ttl: Duration = ...,
+        events_max_len: int = ...,
+        max_payload: int = ...,
+        max_result: int = ...,
+        check_payload: bool = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        name: str,
+        *,
+        payload: TypeForm[P] = ...,
+        result: TypeForm[R] = ...,
+        max_attempts: int = ...,
+        timeout: Duration = ...,
+        lease: Duration = ...,
+        backoff: Duration = ...,
+        max_backoff: Duration = ...,
+        result_ttl: Duration = ...,
+        idempotency_ttl: Duration | None = ...,
+        dead_ttl: Duration = ...,
+        events_max_len: int = ...,
+        max_payload: int = ...,
+        max_result: int = ...,
+        check_payload: bool = ...,
+    ) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        *,
+        payload: Any = Any,
+        result: Any = Any,
+        max_attempts: int = 3,
+        timeout: Duration = 3600.0,
+        lease: Duration = 60.0,
+        backoff: Duration = 1.0,
+        max_backoff: Duration = 60.0,
+        result_ttl: Duration = 3600.0,
+        idempotency_ttl: Duration | None = None,
+        dead_ttl: Duration = 7 * 86_400.0,
+        events_max_len: int = 10_000,
+        max_payload: int = 1024 * 1024,
+        max_result: int = 4 * 1024 * 1024,
+        check_payload: bool = True,
+    ) -> None:
+        self.name = check_queue_name(name)
+        self.payload_codec = codec_for(payload, "payload")
+        self.result_codec = codec_for(result, "result")
+        self.max_attempts = check_count(max_attempts, "max_attempts", most=1_000_000)
+        self.timeout_ms = to_ms(timeout, "timeout", least=0.001)
+        self.lease_ms = to_ms(lease, "lease", least=0.1, most=86_400)
+        self.backoff_ms = to_ms(backoff, "backoff")
+        self.max_backoff_ms = to_ms(max_backoff, "max_backoff")
+        if self.max_backoff_ms < self.backoff_ms:
+            raise InvalidArgumentError(f"max_backoff={max_backoff!r} is below backoff={backoff!r}; raise it")
+        self.result_ttl_ms = to_ms(result_ttl, "result_ttl", least=1)
+        self.idempotency_ttl_ms = (
+            self.result_ttl_ms if idempotency_ttl is None else to_ms(idempotency_ttl, "idempotency_ttl")
+        )
+        self.dead_ttl_ms = to_ms(dead_ttl, "dead_ttl", least=1)
+        self.events_max_len = check_count(events_max_len, "events_max_len", least=10, most=10_000_000)
+        self.max_payload = check_count(max_payload, "max_payload", most=512 * 1024 * 1024)
+        self.max_result = check_count(max_result, "max_result", most=512 * 1024 * 1024)
+        self.check_payload = check_payload
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
+
+    # -- payloads and results, with their limits ---------------------------------------------------------------
+
+    def encode_payload(self, value: P) -> str:
+        """The payload's text. Raises InvalidArgumentError without quoting the payload."""
+        return self._encode(self.payload_codec, value, "payload", self.max_payload)
+
+    def encode_result(self, value: R) -> str:
+        """The result's text. Raises InvalidArgumentError without quoting the result."""
+        return self._encode(self.result_codec, value, "result", self.max_result)
+
+    def _encode(self, codec: Any, value: Any, what: str, limit: int) -> str:
+        try:
+            text = codec.encode(value)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{what} of queue {self.name!r} {error}") from None
+        except (ValueError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"{what} of queue {self.name!r}: its codec raised {type(error).__name__}"
+            ) from error
+        if not isinstance(text, str):
+            raise InvalidArgumentError(
+                f"{what} of queue {self.name!r}: its codec returned {type(text).__name__}, not str"
+            )
+        # Most texts are far below the limit: measure the bytes only where the characters do not already decide.
+        if len(text) * 4 > limit and (size := len(text.encode("utf-8"))) > limit:
+            raise InvalidArgumentError(
+                f"{what} of queue {self.name!r} has {size} bytes of JSON; the limit is {limit}: store it elsewhere "
+                f"and pass a reference, or raise max_{what}"
+            )
+        return text
+
+    def _decode(self, codec: Any, text: str, what: str) -> Any:
+        from .errors import ReplyShapeError
+
+        try:
+            return codec.decode(text)
+        except ReplyShapeError as error:
+            raise ReplyShapeError(f"{what} of queue {self.name!r} is {error}") from None
+        except (ValueError, TypeError) as error:
+            raise ReplyShapeError(f"{what} of queue {self.name!r}: its codec raised {type(error).__name__}") from error
+
+    def decode_payload(self, text: str) -> P:
+        """The payload of a stored text. Raises ReplyShapeError without quoting it."""
+        value: P = self._decode(self.payload_codec, text, "payload")
+        return value
+
+    def decode_result(self, text: str) -> R:
+        """The result of a stored text. Raises ReplyShapeError without quoting it."""
+        value: R = self._decode(self.result_codec, text, "result")
+        return value

@@ -1,0 +1,100 @@
+"""What a transport is: it sends Calls and knows nothing of jobs. And how a server's refusal becomes an error.
+
+There are four: `rest.RestTransport` and `rest.AsyncRestTransport` (HTTP), `upstash.UpstashTransport` and its async twin
+(through a caller's own client), and in outlast-worker `tcp.TcpTransport` and `tcp.AsyncTcpTransport`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+from .errors import AuthError, QuotaExceededError, ServerError, StoreFullError
+from .protocol.calls import Call, Plan
+
+__all__ = ["TRANSIENT", "AsyncTransport", "Transport", "adrive", "drive", "server_error"]
+
+T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """Sends calls, one after another."""
+
+    @property
+    def blocking(self) -> bool:
+        """Whether a read may wait on the server (TCP), so that watching needs no polling."""
+        ...
+
+    @property
+    def sync_token(self) -> str | None:
+        """Upstash's read-your-writes token after the latest write, where there is one."""
+        ...
+
+    def send(self, call: Call[T], *, block: float | None = None) -> T:
+        """Send one call. `block`: seconds that the server may take to answer it, on a connection of its own."""
+        ...
+
+    def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Send independent calls in one round trip. The first refusal is raised after all replies were read."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class AsyncTransport(Protocol):
+    """The same for coroutines."""
+
+    @property
+    def blocking(self) -> bool: ...
+
+    @property
+    def sync_token(self) -> str | None: ...
+
+    async def send(self, call: Call[T], *, block: float | None = None) -> T: ...
+
+    async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
+
+    async def aclose(self) -> None: ...
+
+
+TRANSIENT = frozenset({"LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"})
+"""First words of refusals that pass by themselves: the command did not run, and is sent again after a pause."""
+
+_AUTH = frozenset({"WRONGPASS", "NOAUTH", "NOPERM"})
+
+
+def server_error(message: str) -> ServerError:
+    """The error that a server's message stands for. Only its first word decides: the rest differs between servers."""
+    code = message.partition(" ")[0]
+    if code.endswith(":"):
+        code = code[:-1]
+    if code in _AUTH:
+        hint = " (is this Upstash's read-only token?)" if code == "NOPERM" else ""
+        return AuthError(message + hint, code=code)
+    if code == "OOM" or "capacity quota exceeded" in message:
+        return StoreFullError(message, code=code)
+    if "max requests limit exceeded" in message:
+        return QuotaExceededError(message, code=code)
+    return ServerError(message, code=code)
+
+
+def drive(transport: Transport, plan: Plan[T]) -> T:
+    """Run a plan to its end."""
+    answers: list[Any] | None = None
+    while True:
+        try:
+            calls = plan.send(answers) if answers is not None else next(plan)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        answers = transport.send_many(calls)
+
+
+async def adrive(transport: AsyncTransport, plan: Plan[T]) -> T:
+    """Run a plan to its end."""
+    answers: list[Any] | None = None
+    while True:
+        try:
+            calls = plan.send(answers) if answers is not None else next(plan)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        answers = await transport.send_many(calls)
