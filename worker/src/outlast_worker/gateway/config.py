@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, cast
 
+from outlast import InvalidArgumentError
 from outlast_worker.gateway.faults import Faults
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -31,11 +32,11 @@ class Database:
 
     def __post_init__(self) -> None:
         if not self.token:
-            raise ValueError("token is empty: the gateway serves nobody without one; give any long random string")
+            raise InvalidArgumentError("token is empty: nobody is served without one; give any long random string")
         if self.readonly_token == "":
-            raise ValueError("readonly_token is empty: leave it out, or give any long random string")
+            raise InvalidArgumentError("readonly_token is empty: leave it out, or give any long random string")
         if self.readonly_token == self.token:
-            raise ValueError("readonly_token equals token: it would be allowed to write; give each its own value")
+            raise InvalidArgumentError("readonly_token equals token, so it could write: give each its own value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +67,15 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         if not self.databases:
-            raise ValueError("databases is empty: name at least one Database(redis_url=…, token=…)")
+            raise InvalidArgumentError("databases is empty: name at least one Database(redis_url=…, token=…)")
         tokens = [t for d in self.databases for t in (d.token, d.readonly_token) if t is not None]
         if len(set(tokens)) != len(tokens):
-            raise ValueError("two databases share a token: the token chooses the database, so each needs its own")
+            raise InvalidArgumentError(
+                "two databases share a token, but the token chooses the database: give each its own"
+            )
         for name in ("max_request_bytes", "connections", "timeout", "keepalive"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be more than 0")
+                raise InvalidArgumentError(f"{name}={getattr(self, name)!r} must be more than 0")
 
     @classmethod
     def load(cls, path: str | Path, **overrides: Any) -> GatewayConfig:
@@ -85,11 +88,11 @@ class GatewayConfig:
         tables = data.pop("databases", [])
         known = {f.name for f in dataclasses.fields(cls)} - {"faults"}
         if unknown := sorted(set(data) - known):
-            raise ValueError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+            raise InvalidArgumentError(f"{path}: unknown setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
         try:
             databases = [Database(**table) for table in tables]
         except TypeError as error:
-            raise ValueError(f"{path}: a [[databases]] table is wrong: {error}") from None
+            raise InvalidArgumentError(f"{path}: a [[databases]] table is wrong: {error}") from None
         return cls(databases=databases, **{**data, **overrides})
 
 
@@ -99,11 +102,11 @@ def _resolve(table: Mapping[str, object], where: str) -> dict[str, Any]:
         if isinstance(value, str) and value.startswith("env:"):
             name = value.removeprefix("env:")
             if name not in os.environ:
-                raise ValueError(f"{where}: {key} asks for the environment variable {name}, which is not set")
+                raise InvalidArgumentError(f"{where}: {key} asks for the environment variable {name}, which is not set")
             out[key] = os.environ[name]
         elif isinstance(value, list):
-            items = cast("list[Any]", value)
-            out[key] = [_resolve(item, where) if isinstance(item, dict) else item for item in items]
+            items = cast("list[object]", value)
+            out[key] = [_resolve(cast("Mapping[str, object]", i), where) if isinstance(i, dict) else i for i in items]
         else:
             out[key] = value
     return out

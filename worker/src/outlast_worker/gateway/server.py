@@ -1,0 +1,170 @@
+"""Runs a gateway under uvicorn: blocking, inside a running loop, or in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from outlast import ConfigurationError, InvalidArgumentError
+from outlast_worker.gateway.app import TRANSPORT, Gateway, Receive, Scope, Send
+from outlast_worker.gateway.config import GatewayConfig, is_loopback
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+logger = logging.getLogger("outlast.gateway")
+
+GRACE = 10  # seconds that requests in progress get to finish at shutdown
+
+
+def check_bind(config: GatewayConfig, host: str) -> None:
+    """Refuse an address that others can reach, unless it was asked for; then warn."""
+    if is_loopback(host):
+        return
+    if not config.allow_remote:
+        raise InvalidArgumentError(
+            f"host={host!r} can be reached from other machines: use 127.0.0.1, or allow it with allow_remote=True"
+        )
+    logger.warning(
+        "The gateway listens on %s: everyone who reaches it and has the token owns the database, and plain HTTP shows"
+        " the token to the network. Put TLS in front.",
+        host,
+    )
+
+
+def _server(gateway: Gateway, *, signals: bool, on_started: Callable[[], None] = lambda: None) -> Server:
+    """A uvicorn server for `gateway`. Raises ConfigurationError when uvicorn is missing."""
+    try:
+        import uvicorn
+        from uvicorn.protocols.http.auto import AutoHTTPProtocol
+    except ImportError:
+        raise ConfigurationError(
+            "the gateway needs uvicorn, which is missing: pip install 'outlast-worker[dev]'"
+        ) from None
+
+    def protocol(**settings: Any) -> asyncio.Protocol:
+        made: Any = AutoHTTPProtocol(**settings)
+        inner = made.app
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[TRANSPORT] = made.transport
+            await inner(scope, receive, send)
+
+        made.app = app
+        return cast("asyncio.Protocol", made)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            on_started()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            gateway.begin_shutdown()
+            await super().shutdown(sockets)
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None]:
+            with super().capture_signals() if signals else contextlib.nullcontext():
+                yield
+
+    # No access log of uvicorn's: it would print paths, which hold values and perhaps the token.
+    config = uvicorn.Config(
+        gateway,
+        http=cast("type[asyncio.Protocol]", protocol),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+    return Server(config)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"cannot listen on host={host!r}, port={port}: {error.strerror}; choose another port"
+        ) from error
+    return listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(config: GatewayConfig, host: str = "127.0.0.1", port: int = 8079) -> None:
+    """Serve until SIGINT or SIGTERM; requests in progress finish, subscriptions end."""
+    check_bind(config, host)
+    listener = _bind(host, port)
+    server = _server(Gateway(config), signals=True)
+    logger.info("The gateway listens on %s", _url(listener))
+    server.run(sockets=[listener])
+
+
+class GatewayServer:
+    """A gateway on a port of its own, for tests and `outlast dev`; port 0 takes a free one.
+
+    `async with` serves from the running loop; a plain `with` from a thread, so that blocking clients can be used in
+    the same test. Signals stay the caller's.
+    """
+
+    def __init__(self, config: GatewayConfig, host: str = "127.0.0.1", port: int = 0) -> None:
+        check_bind(config, host)
+        self.gateway = Gateway(config)
+        self.url = ""
+        self._address = (host, port)
+        self._server: Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+
+    async def __aenter__(self) -> Self:
+        started = asyncio.Event()
+        self._task = asyncio.create_task(self._prepare(started.set))
+        waiting = asyncio.ensure_future(started.wait())
+        await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not started.is_set():
+            waiting.cancel()
+            await self._task
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._stop()
+        if self._task is not None:
+            await self._task
+
+    def __enter__(self) -> Self:
+        started = threading.Event()
+        serving = self._prepare(started.set)
+        self._thread = threading.Thread(target=asyncio.run, args=(serving,), name="outlast-gateway", daemon=True)
+        self._thread.start()
+        if not started.wait(GRACE):
+            raise RuntimeError(f"the gateway did not start within {GRACE} s")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _prepare(self, on_started: Callable[[], None]) -> Coroutine[Any, Any, None]:
+        server = self._server = _server(self.gateway, signals=False, on_started=on_started)
+        listener = _bind(*self._address)
+        self.url = _url(listener)
+        return server.serve(sockets=[listener])
+
+    def _stop(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
