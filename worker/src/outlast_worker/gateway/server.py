@@ -88,7 +88,9 @@ def _server(gateway: Gateway, *, signals: bool, on_started: Callable[[], None] =
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With the protocol number: asyncio sets TCP_NODELAY only on sockets that name TCP, and without it each answer, head
+    # and body being two writes, waits 40 ms for the caller's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))
