@@ -10,7 +10,8 @@ A driver is a loop of four lines::
 The rules (PROTOCOL): the holder's events have ids ``b-n`` with n rising by one, so a jump in n is a `Gap`; an entry
 whose b or attempt changed without a marker follows a restart that was trimmed; entries without `a` are a foreign
 worker's, and only explicit markers count there. A terminal entry ends the tail; a record that has ended while the
-stream shows no end gets the event made up.
+stream shows no end gets the event made up. A cursor that lies above the whole stream is not of this stream: `Gap`,
+then everything.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..records import (
     Event,
     Failed,
     Gap,
+    JobStatus,
     Progress,
     Restarted,
 )
@@ -51,7 +53,8 @@ FAST, STEADY, SLOW = 0.15, 0.6, 2.0
 """Seconds between polls: after data, while quiet, and once nothing came for 10 s."""
 QUIET_AFTER = 10.0
 CHECK_EVERY = 5
-"""One quiet poll in so many reads the record instead of the stream: it tells a quiet job from a vanished one."""
+"""One quiet poll in so many reads the record instead of the stream: it tells a quiet job from one that has vanished,
+or whose end never reached the stream."""
 REGION_LAG = 3.0
 """Seconds for which a lagging replica may not know a job yet."""
 
@@ -93,28 +96,37 @@ class Tail(Generic[R]):
         limit: int = PAGE,
         read_regions: bool = False,
         record_first: bool = False,
+        blocking: bool = False,
     ) -> None:
+        """`record_first` is for who only wants the end: polls read the record alone, whatever the output does; with
+        `blocking` they wait on the stream instead, past everything that the present attempt will write.
+        """
         self.id = id
         self.done = False
         self.delay = 0.0
         """Seconds to wait before the next poll."""
+        self.seen: tuple[JobStatus, int] | None = None
+        """Status and attempt that the record had when a quiet tail last looked at it."""
         self._keys = keys
         self._queue = queue
         self._fixed = poll
         self._limit = limit
         self._read_regions = read_regions
         self._wait_only = record_first
+        self._waits_on_stream = blocking
         cursor = check_cursor(after)
         self.cursor = START if cursor == "latest" else cursor
         self._resumed = cursor not in (START, "latest")
         self._seeking = cursor == "latest"
         self._last: tuple[int, int] | None = _split(cursor) if self._resumed else None
         self._attempt = 0
-        self._fresh_gap = False
-        self._step: Literal["seek", "read", "check", "top", "confirm"] = (
+        self._loose = False  # what comes next need not join on to anything
+        self._blocked = False
+        self._step: Literal["seek", "read", "check", "top"] = (
             "check" if record_first else "seek" if self._seeking else "read"
         )
         self._record: list[Any] | None = None
+        self._known = False
         self._quiet = 0.0
         self._empty = 0
         self._pace = FAST
@@ -127,14 +139,15 @@ class Tail(Generic[R]):
         if self._step == "check":
             return Call(("HMGET", job, "id", "status", "result", "error", "attempt", "finishedAt"), items)
         wait: tuple[str, ...] = ()
-        if block is not None and self._step == "read" and self._empty > 0:
+        self._blocked = block is not None and self.blocks
+        if block is not None and self.blocks:
             wait = ("BLOCK", str(max(1, int(block * 1000))))
         return Call(("XREAD", "COUNT", str(self._limit), *wait, "STREAMS", events, self.cursor), _first_stream)
 
     @property
     def blocks(self) -> bool:
-        """Whether the next poll may wait on the server."""
-        return self._step == "read" and self._empty > 0
+        """Whether the next poll may wait on the server: a read, of a job that is known to be there."""
+        return self._step == "read" and self._known
 
     def feed(self, reply: Any) -> list[Event[R]]:
         """What the answer of the last `poll` means."""
@@ -148,8 +161,6 @@ class Tail(Generic[R]):
                 return self._top(reply)
             case "read":
                 return self._read(reply)
-            case "confirm":
-                return self._read(reply) if reply else self._conclude()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -158,10 +169,13 @@ class Tail(Generic[R]):
         if entries:
             id, fields = entries[0]
             if fields.get("t") in TERMINAL:
+                self._loose = True
                 return self._event(id, fields)
             self.cursor = id
             self._last = _split(id)
             self._attempt = number(fields.get("a"))
+            if self._wait_only:
+                self._skip()
         return []
 
     def _read(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
@@ -169,7 +183,8 @@ class Tail(Generic[R]):
         if not entries:
             self._wait()
             return []
-        self._empty, self._quiet, self._pace = 0, 0.0, FAST
+        self._resumed = False
+        self._known, self._empty, self._quiet, self._pace = True, 0, 0.0, FAST
         out: list[Event[R]] = []
         for id, fields in entries:
             out += self._event(id, fields)
@@ -179,51 +194,68 @@ class Tail(Generic[R]):
             self.delay = self._pause()
         return out
 
+    def _skip(self) -> None:
+        """Past every id with this time: the holder's own events share one, the terminal event has its own."""
+        self.cursor = f"{_split(self.cursor)[0]}-{_LIMIT - 1}"
+
     def _check(self, row: list[Any]) -> list[Event[R]]:
         if row[0] is None:
             if self._read_regions and self._quiet < REGION_LAG:
-                self._wait()
-                self._step = "check"
+                self.delay = self._pause()
                 return []
             raise JobNotFoundError(f"no job {self.id!r} in queue {self._keys.name!r}: unknown, or expired", self.id)
         status = status_of(row[1])
-        if status in TERMINAL:
-            self._record = row
+        self.seen = status, number(row[4])
+        self._record = row if status in TERMINAL else None
+        if self._record:
             if self._wait_only:
                 return self._conclude()
-            # The job may have ended between the empty read and this answer: look once more before making it up.
-            self._step = "confirm"
+            # The job may have ended between the empty read and this answer: look again before making the end up.
+            self._step = "top"
+            return []
+        self._known = True
+        if self._wait_only:
+            if self._waits_on_stream:
+                self._step, self._seeking = "read" if self._seeking else "seek", True
+            else:
+                self.delay = self._pause()
             return []
         self._step = "top" if self._resumed and not self._read_regions else "read"
-        if self._wait_only and not self._seeking:
-            self._step, self._seeking = "seek", True
-        if self._step == "read" and self._empty > 0:
+        if self._step == "read":
             self.delay = self._pause()
         return []
 
     def _top(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
-        """A resumed reader that found nothing new: is its cursor of this stream at all?"""
+        """What a reader that found nothing new makes of the last entry: all is read, or its cursor is not of here."""
         self._step = "read"
-        self._resumed = False
-        self.delay = self._pause()
-        first = entries[0][0] if entries else START
-        if _split(first) >= _split(self.cursor):
+        resumed, self._resumed = self._resumed and not self._read_regions, False
+        last, fields = entries[0] if entries else (START, {})
+        at = _split(self.cursor)
+        if _split(last) > at:
+            return []  # written in the meantime: read on at once
+        if not resumed or (_split(last) == at and fields.get("t") not in TERMINAL):
+            if self._record:
+                return self._conclude()
+            self.delay = self._pause()
             return []
-        gap = Gap(START, max(self._attempt, 1), first)
-        self.cursor, self._last, self._fresh_gap, self.delay = START, None, True, 0.0
+        if _split(last) == at or (self._record and at[0] == number(self._record[5])):
+            self.done = True  # the caller has had the end, or the one that was made up
+            return []
+        if self._record and not entries:
+            return self._conclude()  # the output has expired; there is nothing to start over with
+        gap = Gap(START, max(self._attempt, 1), last)
+        self.cursor, self._last, self._loose = START, None, True
         return [gap]
 
     def _conclude(self) -> list[Event[R]]:
-        self.done = True
         assert self._record is not None
         _, status, result, error, attempt, finished = self._record
-        ended = number(finished)
-        # The terminal entry's time is the record's: a cursor from then or later is at or behind the end.
-        if self.cursor != START and not self._wait_only and _split(self.cursor)[0] >= ended:
-            return []
         fields = {"t": status_of(status), "a": str(number(attempt))}
         fields["d"] = (maybe_text(result) or "null") if fields["t"] == "completed" else (maybe_text(error) or "")
-        return self._event(f"{ended}-0", fields)
+        at, ended = _split(self.cursor), (number(finished), 0)
+        if ended <= at and not self._wait_only:
+            ended = at[0], at[1] + 1
+        return self._event(f"{ended[0]}-{ended[1]}", fields)
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
@@ -235,24 +267,25 @@ class Tail(Generic[R]):
         at = _split(id)
         if kind in TERMINAL:
             self.done = True
-            count = fields.get("n")
-            if count is not None and number(count) > (self._last[1] if self._last else 0):
+            count = number(fields.get("n"))
+            if not self._loose and count > (self._last[1] if self._last else 0):
                 out.append(Gap(self.cursor, attempt, id))
         elif kind == "restarted":
             attempt = number(body) or attempt
-        elif ours and not self._fresh_gap:
-            known = self._last
-            if known is None:
-                if at[1] > 1:
-                    out.append(Gap(self.cursor, attempt, id))
-            elif known[0] == at[0] and at[1] > known[1] + 1:
-                out.append(Gap(self.cursor, attempt, id))
-            elif known[0] != at[0] or (self._attempt and attempt != self._attempt):
+        elif ours and not self._loose:
+            known, next_n = self._last, 1
+            if known and known[0] == at[0]:
+                next_n = known[1] + 1
+            elif known:
+                next_n = 2  # the first of a new b would have been the marker
+            if known and (known[0] != at[0] or (at[1] == next_n and self._attempt not in (0, attempt))):
                 out.append(Restarted(self.cursor, attempt))
+            if at[1] > next_n:
+                out.append(Gap(self.cursor, attempt, id))
         if kind not in TERMINAL:
             self._last = at
             self._attempt = attempt
-            self._fresh_gap = False
+            self._loose = False
         self.cursor = id
         event = self._typed(id, kind, body, attempt)
         if event is not None:
@@ -288,9 +321,10 @@ class Tail(Generic[R]):
 
     def _wait(self) -> None:
         self._empty += 1
-        if self._empty % CHECK_EVERY == 1:
+        first = self._empty == 1 and not self._known  # an unknown id is told at once
+        if first or self._blocked or self._empty % CHECK_EVERY == 0:
             self._step = "check"
-        else:
+        if not first and not self._blocked:
             self.delay = self._pause()
 
     def _pause(self) -> float:
@@ -301,7 +335,7 @@ class Tail(Generic[R]):
             top = SLOW if self._quiet >= QUIET_AFTER else STEADY
             self._pace = min(top, self._pace * 1.5)
             # Readers that started together must not poll together for ever.
-            pause *= random.uniform(0.9, 1.1)
+            pause *= random.uniform(1.0, 1.2)
         self._quiet += pause
         return pause
 

@@ -1,0 +1,315 @@
+"""What the sync and the async client share: everything but the waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
+
+from ._checks import check_count, check_id, check_priority, to_ms
+from ._config import Address, find_address, find_namespace
+from .errors import (
+    ConfigurationError,
+    InvalidArgumentError,
+    JobCancelledError,
+    JobFailedError,
+    OutlastError,
+    ServerError,
+    TransportError,
+)
+from .protocol import Call, Keys, Tail, calls
+from .records import Cancelled, Completed, Enqueued, Event, EventPage, Failed
+from .transport import TRANSIENT
+
+if TYPE_CHECKING:
+    from ._checks import Duration
+    from .queue import Queue
+
+__all__ = ["ClientBase", "Follow", "JobsBase", "outcome", "page"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+BLOCK = 10.0
+"""Seconds that a watcher's read waits on the server over TCP. An end that was lost is noticed that late."""
+OUTAGE = 60.0
+"""Seconds of nothing but faults after which a watch that had begun gives up. Its cursor resumes it."""
+PAGE_LIMIT = 1000
+
+
+class ClientBase:
+    """The settings of a client. Nothing is looked at before the first call."""
+
+    def __init__(
+        self,
+        url: str | None,
+        token: str | None,
+        redis_url: str | None,
+        given: Sequence[Any],
+        namespace: str | None,
+        read_regions: bool,
+        env: Any = None,
+    ) -> None:
+        address = (url, token, redis_url)
+        if sum(item is not None for item in (*given, *address[::2])) > 1:
+            raise ConfigurationError("transport, upstash, url and redis_url each name the database; give one of them")
+        self._address = address
+        self._namespace = namespace
+        self._env = env
+        self.read_regions = read_regions
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} holds a secret and connections; make one where it is used")
+
+    @property
+    def _environment(self) -> Any:
+        return os.environ if self._env is None else self._env
+
+    def _find_address(self) -> Address:
+        return find_address(*self._address, self._environment)
+
+    @cached_property
+    def _prefix(self) -> str:
+        return find_namespace(self._namespace, self._environment)
+
+
+class Order(NamedTuple):
+    """An enqueue, ready to be sent as often as it takes: its id and nonce are fixed."""
+
+    id: str
+    call: Call[Enqueued]
+
+
+def stamped(answer: Enqueued, sync_token: str | None) -> Enqueued:
+    return answer if sync_token is None else replace(answer, sync_token=sync_token)
+
+
+class JobsBase(Generic[P, R]):
+    """Arguments in, Calls out."""
+
+    def __init__(self, client: ClientBase, queue: Queue[P, R]) -> None:
+        self.queue = queue
+        """The declaration."""
+        self._settings = client
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.queue.name!r})"
+
+    @cached_property
+    def _keys(self) -> Keys:
+        return Keys(self._settings._prefix + self.queue.name)
+
+    def _order(
+        self,
+        payload: P,
+        *,
+        id: str | None,
+        idempotency_key: str | None,
+        idempotency_ttl: Duration | None,
+        priority: int,
+        delay: Duration,
+        max_attempts: int | None,
+        timeout: Duration | None,
+        expires: Duration | None,
+        deadline: Duration | None,
+        result_ttl: Duration | None,
+        owner: str | None,
+    ) -> Order:
+        queue = self.queue
+        key = "" if idempotency_key is None else check_id(idempotency_key, "idempotency_key")
+        if idempotency_ttl is not None and not key:
+            raise InvalidArgumentError("idempotency_ttl was given without idempotency_key; give both or neither")
+        key_ttl_ms = queue.idempotency_ttl_ms if idempotency_ttl is None else to_ms(idempotency_ttl, "idempotency_ttl")
+        delay_ms = to_ms(delay, "delay")
+        extra: list[tuple[str, str]] = []
+        if owner is not None:
+            extra.append(("owner", check_id(owner, "owner")))
+        if timeout is not None:
+            extra.append(("timeoutMs", str(to_ms(timeout, "timeout", least=0.001))))
+        if result_ttl is not None:
+            extra.append(("resultTtlMs", str(to_ms(result_ttl, "result_ttl", least=1))))
+        text = queue.encode_payload(payload)
+        # 128 random bits: an id is no credential, but it must not be guessed either.
+        job_id = os.urandom(16).hex() if id is None else check_id(id)
+        call = calls.enqueue(
+            self._keys,
+            id=job_id,
+            nonce=os.urandom(12).hex(),
+            payload=text,
+            max_attempts=queue.max_attempts
+            if max_attempts is None
+            else check_count(max_attempts, "max_attempts", most=1_000_000),
+            priority=check_priority(priority),
+            delay_ms=delay_ms,
+            own_id=id is not None,
+            key=key,
+            key_ttl_ms=key_ttl_ms,
+            payload_hash=payload_hash(text) if key else "",
+            check_payload=queue.check_payload,
+            expires_ms=_limit_ms(expires, "expires", delay_ms, delay),
+            deadline_ms=_limit_ms(deadline, "deadline", delay_ms, delay),
+            extra=extra,
+        )
+        return Order(job_id, call)
+
+    def _get(self, id: str) -> Call[Any]:
+        return calls.get(self._keys, check_id(id), self.queue)
+
+    def _cancel(self, id: str, *, relief: bool = False) -> Call[calls.CancelAnswer]:
+        return calls.cancel(self._keys, check_id(id), result_ttl_ms=self.queue.result_ttl_ms, relief=relief)
+
+    def _retry_dead(self, id: str, max_attempts: int | None) -> Call[bool]:
+        attempts = self.queue.max_attempts if max_attempts is None else max_attempts
+        return calls.retry_dead(
+            self._keys,
+            check_id(id),
+            nonce=os.urandom(12).hex(),
+            max_attempts=check_count(attempts, "max_attempts", most=1_000_000),
+        )
+
+    def _dead(self, count: int) -> calls.Plan[list[str]]:
+        return calls.dead(self._keys, check_count(count, "count", most=10_000))
+
+    def _follow(
+        self,
+        id: str,
+        blocking: bool,
+        timeout: Duration | None,
+        *,
+        after: str | None = None,
+        poll: Duration | None = None,
+        limit: int = 500,
+        result_only: bool = False,
+    ) -> Follow[R]:
+        pace = None if poll is None else to_ms(poll, "poll", least=0.01) / 1000
+        blocking = blocking and pace is None
+        tail = Tail(
+            self._keys,
+            check_id(id),
+            self.queue,
+            after=after,
+            poll=pace,
+            limit=check_count(limit, "limit", most=PAGE_LIMIT),
+            read_regions=self._settings.read_regions,
+            record_first=result_only,
+            blocking=blocking,
+        )
+        seconds = None if timeout is None else to_ms(timeout, "timeout") / 1000
+        return Follow(tail, blocking, seconds)
+
+
+CANCELLED: frozenset[calls.CancelAnswer] = frozenset({"cancelled", "requested"})
+"""Answers of cancel after which the job gives no result."""
+
+
+def _limit_ms(value: Duration | None, name: str, delay_ms: int, delay: Duration) -> int | None:
+    if value is None:
+        return None
+    ms = to_ms(value, name, least=0.001)
+    if ms <= delay_ms:
+        raise InvalidArgumentError(f"{name}={value!r} ends before delay={delay!r}: the job could never run; raise it")
+    return ms
+
+
+def payload_hash(text: str) -> str:
+    """SHA-256 of a payload's canonical JSON: the order of keys and the blanks of a codec make no difference."""
+    # The text of a codec of the caller's own that does not write JSON counts as it is.
+    with suppress(ValueError):
+        text = json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# -- following a job -------------------------------------------------------------------------------------------------
+
+
+class Follow(Generic[R]):
+    """The loop around a Tail without its I/O: the time that is left, blocking reads, faults that pass.
+
+    A driver, while `going`, sleeps for `pause`, sends `poll()` and hands over the answer or the error.
+    """
+
+    def __init__(self, tail: Tail[R], blocking: bool, timeout: float | None) -> None:
+        self.tail = tail
+        self.going = True
+        self.block: float | None = None
+        """Seconds that the last `poll` may wait on the server."""
+        self.fault: OutlastError | None = None
+        """What the last call failed with."""
+        self._blocking = blocking
+        self._deadline = None if timeout is None else monotonic() + timeout
+        self._resume_at = 0.0
+        self._answered = False
+        self._faults = 0
+        self._since = 0.0
+
+    def _left(self) -> float:
+        return BLOCK if self._deadline is None else self._deadline - monotonic()
+
+    @property
+    def pause(self) -> float:
+        """Seconds to sleep before the next poll. What the caller did meanwhile counts."""
+        pause = self._resume_at - monotonic()
+        return max(0.0, pause if self._deadline is None else min(pause, self._left()))
+
+    def poll(self) -> Call[Any]:
+        left = self._left()
+        self.block = min(BLOCK, left) if self._blocking and self.tail.blocks and left > 0 else None
+        return self.tail.poll(self.block)
+
+    def feed(self, reply: Any) -> list[Event[R]]:
+        """The events of an answer. Raises JobNotFoundError for an unknown job."""
+        now = monotonic()
+        self._answered, self._faults, self.fault = True, 0, None
+        events = self.tail.feed(reply)
+        waits = self._blocking and self.tail.blocks
+        self._resume_at = now if waits else now + self.tail.delay
+        if self.tail.done:
+            self.going = False
+        elif self._left() <= 0 and (waits or self.tail.delay > 0):
+            self.going = False  # out of time, and there is nothing more to be had at once
+        return events
+
+    def failed(self, error: OutlastError) -> None:
+        """Survive a fault that may pass, else raise it. The transport has repeated the call already."""
+        transient = isinstance(error, TransportError) or (isinstance(error, ServerError) and error.code in TRANSIENT)
+        now = monotonic()
+        if self._faults == 0:
+            self._since = now
+        if not transient or not self._answered or now - self._since > OUTAGE:
+            # Before the first answer a wrong address is likelier than a short fault.
+            raise error
+        self.fault = error
+        if self._left() <= 0:
+            self.going = False
+            return
+        pause = random.uniform(0.5, 1.0) * min(5.0, 0.2 * 2.0**self._faults)
+        self._faults += 1
+        self._resume_at = now + max(pause, getattr(error, "retry_after", None) or 0.0)
+
+
+def page(follow: Follow[R], events: list[Event[R]]) -> EventPage[R]:
+    return EventPage(events, follow.tail.cursor, follow.tail.done)
+
+
+def outcome(id: str, event: Event[R]) -> Completed[R] | None:
+    """A completed job's event, None for an event that ends nothing. Raises what else a job can end as."""
+    match event:
+        case Completed():
+            return event
+        case Failed():
+            raise JobFailedError(f"job {id!r} failed: {event.error[:500]}", id, event.error)
+        case Cancelled():
+            raise JobCancelledError(f"job {id!r} was cancelled", id)
+        case _:
+            return None
+
+
+def timed_out(id: str, timeout: Duration | None) -> TimeoutError:
+    return TimeoutError(f"job {id!r} had not ended after timeout={timeout!r}; it goes on, wait again for it")

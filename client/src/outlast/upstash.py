@@ -1,0 +1,161 @@
+"""Calls through a caller's own `upstash_redis` client, for apps that have one already.
+
+The client's formatting is undone, its one kind of error sorted. What it does by itself stays: it has no time-out, and
+with its default ``rest_retries=1`` it sends any call again 3 s after any failure, so give it ``rest_retries=0``.
+Every call of this library can be repeated, so a resend costs time but changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+
+from .errors import TransportError
+from .protocol import Call
+from .rest import TOTAL, backoff
+from .transport import TRANSIENT, server_error
+
+if TYPE_CHECKING:
+    from upstash_redis import Redis
+    from upstash_redis.asyncio import Redis as AsyncRedis
+
+__all__ = ["AsyncUpstashTransport", "UpstashTransport"]
+
+T = TypeVar("T")
+
+
+class _Attempt:
+    """A call, or a pipeline of reads, until it is answered or refused for good."""
+
+    def __init__(self, *calls: Call[Any]) -> None:
+        self._calls = calls
+        self._source = False
+        self._repeats = 0
+        self._deadline = monotonic() + TOTAL
+
+    def commands(self) -> list[list[str]]:
+        return [list(call.command(source=self._source)) for call in self._calls]
+
+    def failed(self, cause: Exception) -> float:
+        """The seconds until the next try. Raises what the failure stands for."""
+        if type(cause).__name__ != "UpstashError":
+            # httpx errors, a body that is not JSON, a reply without result: the client lets each through as it is.
+            raise TransportError(
+                f"upstash_redis failed: {type(cause).__name__}; whether the call took effect is unknown"
+            ) from cause
+        message = str(cause).partition(", with args beginning")[0][:300]
+        error = server_error(message)
+        if error.code == "NOSCRIPT" and self._calls[0].script and not self._source:
+            self._source = True
+            return 0.0
+        pause = backoff(self._repeats)
+        if error.code not in TRANSIENT or monotonic() + pause >= self._deadline:
+            raise error from cause
+        self._repeats += 1
+        return pause
+
+    def answered(self, *replies: Any) -> list[Any]:
+        return [call.decode(_raw(reply)) for call, reply in zip(self._calls, replies, strict=True)]
+
+
+class UpstashTransport:
+    """Calls through an `upstash_redis.Redis`. Closing it stays the caller's business."""
+
+    blocking = False
+    sync_token = None
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis
+
+    def send(self, call: Call[T], *, block: float | None = None) -> T:
+        """Send one call. HTTP cannot wait on the server, so `block` means nothing here."""
+        attempt = _Attempt(call)
+        while True:
+            try:
+                reply = self._redis.execute(attempt.commands()[0])
+            except Exception as error:
+                pause = attempt.failed(error)
+            else:
+                return cast("T", attempt.answered(reply)[0])
+            sleep(pause)
+
+    def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Send independent calls: reads in one request, scripts one by one.
+
+        This client's pipelines throw every answer away when one is refused, which only reads can bear.
+        """
+        if any(call.script for call in calls):
+            return [self.send(call) for call in calls]
+        attempt = _Attempt(*calls)
+        while True:
+            pipeline = self._redis.pipeline()
+            for command in attempt.commands():
+                pipeline.execute(command)
+            try:
+                replies = pipeline.exec()
+            except Exception as error:
+                pause = attempt.failed(error)
+            else:
+                return attempt.answered(*replies)
+            sleep(pause)
+
+    def close(self) -> None:
+        """Nothing: the client is the caller's."""
+
+
+class AsyncUpstashTransport:
+    """Calls through an `upstash_redis.asyncio.Redis`, which belongs to one event loop."""
+
+    blocking = False
+    sync_token = None
+
+    def __init__(self, redis: AsyncRedis) -> None:
+        self._redis: Any = redis
+
+    async def send(self, call: Call[T], *, block: float | None = None) -> T:
+        """Send one call. HTTP cannot wait on the server, so `block` means nothing here."""
+        attempt = _Attempt(call)
+        while True:
+            try:
+                reply = await self._redis.execute(attempt.commands()[0])
+            except Exception as error:
+                pause = attempt.failed(error)
+            else:
+                return cast("T", attempt.answered(reply)[0])
+            await asyncio.sleep(pause)
+
+    async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Send independent calls: reads in one request, scripts one by one.
+
+        This client's pipelines throw every answer away when one is refused, which only reads can bear.
+        """
+        if any(call.script for call in calls):
+            return [await self.send(call) for call in calls]
+        attempt = _Attempt(*calls)
+        while True:
+            pipeline = self._redis.pipeline()
+            for command in attempt.commands():
+                pipeline.execute(command)
+            try:
+                replies = await pipeline.exec()
+            except Exception as error:
+                pause = attempt.failed(error)
+            else:
+                return attempt.answered(*replies)
+            await asyncio.sleep(pause)
+
+    async def aclose(self) -> None:
+        """Nothing: the client is the caller's."""
+
+
+def _raw(reply: Any) -> Any:
+    """A formatted reply in the flat shape of RESP2, which is what Calls read."""
+    if _is_dict(reply):
+        return [part for pair in reply.items() for part in pair]
+    return reply
+
+
+def _is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
+    return isinstance(value, dict)
