@@ -387,8 +387,9 @@ def dead(keys: Keys, count: int) -> Plan[list[str]]:
         ]
         if not page:
             break
-        exists = yield [Call(("EXISTS", keys.job(id)), number) for id in page]
-        found += [id for id, there in zip(page, exists, strict=True) if there]
+        # Not EXISTS: the record can have expired, and its id been used again.
+        states = yield [Call(("HMGET", keys.job(id), "status"), lambda reply: maybe_text(items(reply)[0])) for id in page]
+        found += [id for id, status in zip(page, states, strict=True) if status == "failed"]
         start += len(page)
     return found[:count]
 
@@ -469,8 +470,9 @@ def reserve(
 ) -> Call[Reservation]:
     """Take up to `k` jobs (0: only promote and reclaim) under the token ``worker:request``.
 
-    A first send that may arrive late carries `stale_at_ms` on the server's clock. A repeat of a request whose reply
-    was lost has the same `request` and `again`, and waits until that time has passed.
+    At most 100 are taken; if more were asked for and more may be had, the hint is 0. A send that may arrive late
+    carries `stale_at_ms` on the server's clock. A repeat of a request whose reply was lost has the same `request` and
+    `again`, waits until that time has passed, and carries a new one: it takes jobs if the first send took none.
     """
     token = f"{worker}:{request}"
     names = (
@@ -591,7 +593,7 @@ _RENEW = Script("renew", "leases job...", "now lease_ms relief job...")
 def renew(
     keys: Keys, jobs: Sequence[Reserved], *, lease_ms: int, relief: bool = False, now: int | None = None
 ) -> Call[list[Held]]:
-    """Extend the leases of `jobs`; the answers are in their order."""
+    """Extend the leases of `jobs`; the answers are in their order. `relief`: the call before met a full database."""
     return Call(
         (
             str(1 + len(jobs)),
@@ -656,7 +658,7 @@ def settle(
 _RETRY = Script(
     "retry",
     "job events leases scheduled signal? idem?",
-    "now token id error delay_ms cancel_ttl_ms attempt count has_key ring",
+    "now token id reason delay_ms cancel_ttl_ms attempt count has_key rings",
 )
 
 
@@ -701,7 +703,7 @@ def retry(
 _RELEASE = Script(
     "release",
     "job events leases ready signal config? idem?",
-    "now token id error rank pause_ms cancel_ttl_ms attempt starts b count emitted has_key",
+    "now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key",
 )
 
 
@@ -716,7 +718,10 @@ def release(
     pause_ms: int | None = None,
     now: int | None = None,
 ) -> Call[Literal["waiting", "cancelled", "lost"]]:
-    """Hand the job back at its old rank, the attempt not counted. With `pause_ms` the queue pauses for that long."""
+    """Hand the job back at its old rank, the attempt not counted. With `pause_ms` the queue pauses for that long.
+
+    `emitted`: this attempt wrote events, or a flush of it is unresolved: the marker that drops them is due now.
+    """
     names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.ready, keys.signal]
     names += [keys.config] if pause_ms is not None else []
     names += [keys.idem(job.key)] if job.key else []
@@ -733,7 +738,6 @@ def release(
             str(cancel_ttl_ms),
             str(job.attempt),
             str(job.starts),
-            job.b,
             str(count),
             _flag(emitted),
             _flag(bool(job.key)),
@@ -747,7 +751,7 @@ _PRUNE_DEAD = Script("prune_dead", "dead", "base")
 
 
 def prune_dead(keys: Keys) -> Call[int]:
-    """Drop dead-letter entries whose record has expired; the answer is how many entries were looked at."""
+    """Drop dead-letter entries that have no dead record any more; the answer is how many. 100: call again."""
     return Call(("1", keys.dead, keys.base), number, _PRUNE_DEAD)
 
 

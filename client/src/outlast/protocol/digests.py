@@ -1,14 +1,14 @@
 """SHA-1 of each script as the server names it. Written by ``scripts/digests``; a test compares."""
 
 DIGESTS: dict[str, str] = {
-    "cancel": "e6adbd020cf1ee18223cbc20643eb40ab805717b",
-    "enqueue": "d1d4cc2d90ba18b0b4a5a111b823c3026c560ec0",
-    "flush": "1816a0dd993c99ec903ad742177db4603b8a5b61",
-    "prune_dead": "f568ff966818637cea00e7da8fc0b8a4bcf20ea9",
-    "release": "71d08318eaa7260ab07211a08062ce189854ef3e",
-    "renew": "d26f239b1f59fca71649e23eda48a5c7c117a3b8",
-    "reserve": "9eefa0f8746e26191777b6fda38ff563d22a0d12",
-    "retry": "e740f40f619612ce19a690598745b114eaede9f3",
-    "retry_dead": "08f159095e495c54b1ca93a1b5fa4f8c2b4485c9",
-    "settle": "eb30ee720dbfbfdd0afbbcaadce4a6b9d1d05d93",
+    "cancel": "d149b8b81bd5d8eecf7672f0c72ca2523e7f2ed6",
+    "enqueue": "c02ca15bd052d58c903bbd26d45245f355347b34",
+    "flush": "a3ad1f4ea0d1a829c2de62a465e5de8f96755ba4",
+    "prune_dead": "ec588a72130253a69f9b5590c07bd72b3df690d1",
+    "release": "2d22cac8274a10f89d0da9ce18c5149aff14dbf6",
+    "renew": "c32398046bc10d1216991023d5cf187802f92522",
+    "reserve": "3b9f3746d27068022ec0a22ab218063f5b97a034",
+    "retry": "0a522262398be192d0b09dc78c5ac8beb9899a9f",
+    "retry_dead": "2b6d1f631d05746253d2b8b8770aa9cbcddd58c1",
+    "settle": "85368349164d1c1ff1d56efe8c5186ed235cbc16",
 }

@@ -4,6 +4,10 @@ local LEASE_TEXT = 'Worker lease expired before the job finished'
 local RANK = 1e13
 local SIGNAL_CAP = 1000
 local BATCH = 100
+local PEEK = 10
+
+-- Statuses under which a listing in ready or scheduled is a stray. One that is missing or unknown counts as waiting.
+local ELSEWHERE = { active = true, completed = true, failed = true, cancelled = true }
 
 -- Numbers leave a script as text without exponent: Upstash cuts Lua numbers to integers, Valkey does not.
 local function int(number)

@@ -5,7 +5,7 @@ REPLY cancelled | requested | finished | unknown
       finished: it completed or failed before; relief: 1 after an OOM answer
 ]]
 local job, events, ready, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now_arg, id, ttl, base, relief, ctl_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
+local now_arg, id, result_ttl, base, relief, ctl_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
 local r = redis.call('HMGET', job, 'id', 'status', 'token', 'cancelRequested', 'idempotencyKey', 'resultTtlMs', 'attempt')
 local status = r[2] or 'waiting'
@@ -35,7 +35,7 @@ elseif status == 'active' then
   return 'requested'
 end
 
-ttl = r[6] or ttl
+result_ttl = r[6] or result_ttl
 -- ZREM first: it frees memory, so a full database lets the whole script pass.
 if status == 'scheduled' then
   if redis.call('ZREM', scheduled, id) == 0 then
@@ -46,8 +46,8 @@ elseif redis.call('ZREM', ready, id) == 0 then
 end
 local ended = terminal(events, 'cancelled', '', r[7] or '0', nil, now_arg)
 redis.call('HSET', job, 'status', 'cancelled', 'cancelRequested', '1', 'updatedAt', ended, 'finishedAt', ended)
-redis.call('PEXPIRE', job, ttl)
-redis.call('PEXPIRE', events, ttl)
+redis.call('PEXPIRE', job, result_ttl)
+redis.call('PEXPIRE', events, result_ttl)
 if r[5] and r[5] ~= '' then
   free_key(base .. 'idem:' .. r[5], id)
 end

@@ -38,12 +38,14 @@ if idem then
   end
 end
 
-local old = redis.call('HMGET', job, 'status', 'nonce', 'gen', 'idempotencyKey')
+local old = redis.call('HMGET', job, 'status', 'nonce', 'gen', 'idempotencyKey', 'id')
+local status = old[1]
 if old[2] == nonce then
   return { 'created', id } -- the same call again: its first reply was lost
 end
-if old[1] == 'waiting' or old[1] == 'scheduled' or old[1] == 'active' then
-  return { 'in_use', old[1] }
+-- A record without an id is nobody's job: a foreign worker made half a record for an id that had none.
+if old[5] and (status == 'waiting' or status == 'scheduled' or status == 'active') then
+  return { 'in_use', status }
 end
 
 local now = clock(now_arg)
@@ -51,7 +53,7 @@ local gen, top = now, nil
 if own then
   top = top_of(events)
   if old[3] then
-    gen = math.max(gen, old[3] + 1)
+    gen = math.max(gen, (tonumber(old[3]) or 0) + 1)
   end
   if top then
     gen = math.max(gen, (parts(top[1])) + 1)
@@ -59,16 +61,29 @@ if own then
 end
 
 -- The first write is one that a full database refuses, so that it refuses the whole script.
+if delay > 0 then
+  redis.call('ZADD', lane, int(now + delay), id)
+else
+  redis.call('ZADD', lane, int((9 - priority) * RANK + redis.call('INCR', seq)), id)
+end
 if idem then
   redis.call('SET', idem, id)
 end
-if old[1] then
+if status or old[5] then
   redis.call('DEL', job)
-  if old[1] == 'failed' then
+  if status == 'failed' then
     redis.call('ZREM', dead, id)
+  elseif status ~= 'completed' and status ~= 'cancelled' then
+    -- Foreign, and never finished: it can still be listed anywhere.
+    local base = string.sub(jobs, 1, -5)
+    for _, name in ipairs({ 'ready', 'scheduled', 'leases', 'dead' }) do
+      if base .. name ~= lane then
+        redis.call('ZREM', base .. name, id)
+      end
+    end
   end
   if old[4] and old[4] ~= '' and old[4] ~= key then
-    free_key(string.gsub(jobs, 'job:$', 'idem:') .. old[4], id)
+    free_key(string.sub(jobs, 1, -5) .. 'idem:' .. old[4], id)
   end
 end
 
@@ -94,13 +109,8 @@ if top then
   redis.call('PERSIST', events)
 end
 
-if delay > 0 then
-  redis.call('ZADD', lane, int(now + delay), id)
-  if redis.call('ZRANGE', lane, 0, 0)[1] == id then
-    ring(signal, 1) -- the next due time has moved: a blocked worker must set its timer anew
-  end
-else
-  redis.call('ZADD', lane, int((9 - priority) * RANK + redis.call('INCR', seq)), id)
+-- A delayed job rings only when the next due time has moved: a blocked worker must then set its timer anew.
+if delay == 0 or redis.call('ZRANGE', lane, 0, 0)[1] == id then
   ring(signal, 1)
 end
 return { 'created', id }

@@ -1,18 +1,18 @@
 --[[ release: hand the job back at its old rank, the attempt not counted. Only the holder may; a cancel wins.
 With `pause_ms` the whole queue takes nothing for that long; an earlier time never shortens a pause.
 KEYS  job events leases ready signal config? idem?
-ARGV  now token id error rank pause_ms cancel_ttl_ms attempt starts b count emitted has_key
+ARGV  now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key
 REPLY waiting | cancelled | lost
-      config is given exactly when pause_ms is not empty; emitted: 1 when this attempt wrote events
+      config is given exactly when pause_ms is not empty; emitted: 1 when this attempt wrote events, or may have
 ]]
 local job, events, leases, ready, signal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local now_arg, token, id, text, rank, pause = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local cancel_ttl, attempt, starts, b, count = ARGV[7], ARGV[8], ARGV[9], ARGV[10], tonumber(ARGV[11])
-local emitted, has_key = ARGV[12] == '1', ARGV[13] == '1'
+local now_arg, token, id, reason, rank, pause = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local cancel_ttl, attempt, starts, count = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+local emitted, has_key = ARGV[11] == '1', ARGV[12] == '1'
 local config = pause ~= '' and KEYS[6] or nil
 local idem = has_key and KEYS[#KEYS] or nil
 
-local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'priority')
+local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status')
 if r[1] ~= token then
   if r[3] == token then
     return r[4] == 'cancelled' and 'cancelled' or 'waiting' -- the same call again
@@ -23,7 +23,7 @@ end
 redis.call('ZREM', leases, id)
 redis.call('HDEL', job, 'token')
 if r[2] == '1' then
-  local ended = terminal(events, 'cancelled', '', attempt, ARGV[11], now_arg)
+  local ended = terminal(events, 'cancelled', '', attempt, count, now_arg)
   redis.call('HSET', job, 'status', 'cancelled', 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
   redis.call('PEXPIRE', job, cancel_ttl)
   redis.call('PEXPIRE', events, cancel_ttl)
@@ -34,17 +34,19 @@ if r[2] == '1' then
 end
 
 local now = clock(now_arg)
-if emitted then
-  -- A foreign worker writes no marker at attempt 1, so the marker has to be there before it can take the job.
-  restart(events, b .. '-' .. int(count + 1), attempt)
+local top = emitted and top_of(events)
+if top and top[2][2] ~= 'restarted' then
+  -- A foreign worker writes no marker at attempt 1, so the marker has to be there before it can take the job. Its
+  -- place is read from the stream: the holder does not know whether a flush landed whose reply was lost.
+  local ms, last = parts(top[1])
+  restart(events, int(ms) .. '-' .. int(last + 1), attempt)
 end
 local write = { 'status', 'waiting', 'attempt', int(attempt - 1), 'starts', starts, 'updatedAt', int(now), 'settled', token }
-if text ~= '' then
-  write[#write + 1], write[#write + 2] = 'error', text
+if reason ~= '' then
+  write[#write + 1], write[#write + 2] = 'error', reason
 end
 redis.call('HSET', job, unpack(write))
--- A repeated reserve does not know the rank any more; the job came from the front, so it goes back there.
-redis.call('ZADD', ready, rank ~= '' and rank or int((9 - (tonumber(r[5]) or 0)) * RANK), id)
+redis.call('ZADD', ready, rank, id)
 if config then
   local old = tonumber((redis.call('HMGET', config, 'pausedUntil')[1]) or 0)
   if now + pause > old then

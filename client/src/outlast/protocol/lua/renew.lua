@@ -24,6 +24,8 @@ if #scores > 0 then
     -- A full database refuses a script whose first write needs memory; one that frees memory lets the rest pass.
     redis.call('ZREM', leases, '')
   end
-  redis.call('ZADD', leases, unpack(scores))
+  for i = 1, #scores, 2 * BATCH do
+    redis.call('ZADD', leases, unpack(scores, i, math.min(i + 2 * BATCH - 1, #scores)))
+  end
 end
 return answers

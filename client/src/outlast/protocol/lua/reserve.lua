@@ -13,6 +13,8 @@ local now_arg, token, k, lease, again = ARGV[1], ARGV[2], tonumber(ARGV[3]), ton
 local stale_at, grace, result_ttl, dead_ttl = ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9]
 local bell, base, max_bytes = ARGV[10] == '1', ARGV[11], tonumber(ARGV[12])
 
+local more = k > BATCH
+k = math.min(k, BATCH)
 local now = clock(now_arg)
 local FIELDS = {
   'id', 'payload', 'attempt', 'maxAttempts', 'priority', 'createdAt', 'starts', 'gen', 'status', 'startedAt',
@@ -21,38 +23,46 @@ local FIELDS = {
 
 local function describe(r, attempt, starts, b, n, rank)
   return {
-    r[1], r[2] or '', attempt, r[4] or '1', r[5] or '0', r[6] or '', starts, r[8] or b, b, n, rank,
+    r[1], r[2] or '', attempt, r[4] or '1', r[5] or '0', r[6] or '', starts, r[8], int(b), int(n), rank,
     r[11] or '', r[12] or '', r[13] or '', r[14] or '', r[15] or '', r[16] or '', r[17] or '',
   }
+end
+
+-- A full database refuses a script whose first write needs memory; one that frees memory lets the rest pass. Taking
+-- jobs begins with one anyway, so finding lapsed leases must not be what stops a worker.
+local function relieve()
+  redis.call('ZREM', leases, '')
 end
 
 if again then
   local taken = redis.call('GET', take)
   if taken and string.sub(taken, 1, #token + 1) == token .. '\n' then
-    local reply, at = { 'ok', int(now), '0', '0' }, #token + 2
+    local reply, scores, at = { 'ok', int(now), '0', '0' }, {}, #token + 2
     while at <= #taken do
-      local colon = string.find(taken, ':', at, true)
-      local size = tonumber(string.sub(taken, at, colon - 1))
-      local id = string.sub(taken, colon + 1, colon + size)
-      at = colon + size + 1
+      local rank, size, from = string.match(taken, '^(%S+) (%d+):()', at)
+      local id = string.sub(taken, from, from + size - 1)
+      at = from + size
       local r = redis.call('HMGET', base .. 'job:' .. id, unpack(FIELDS))
       if r[1] and r[18] == token then
-        redis.call('ZADD', leases, int(now + lease), id)
-        local gen = tonumber(r[8])
-        local b, n, top = gen, 0, top_of(base .. 'events:' .. id)
+        scores[#scores + 1], scores[#scores + 2] = int(now + lease), id
+        local b, n, top = tonumber(r[8]), 0, top_of(base .. 'events:' .. id)
         if top then
           local ms, last = parts(top[1])
-          if ms >= gen then
+          if ms >= b then
             b, n = ms, last
           end
         end
-        reply[#reply + 1] = describe(r, r[3], r[7] or r[3], int(b), int(n), '')
+        reply[#reply + 1] = describe(r, r[3], r[7] or r[3], b, n, rank)
       end
+    end
+    if #scores > 0 then
+      relieve()
+      redis.call('ZADD', leases, unpack(scores))
     end
     return reply
   end
 end
--- A first send that comes late (out of a dead socket's buffer) must take nothing: its repeat may have run.
+-- A send that comes late (out of a dead socket's buffer) must take nothing: a repeat may have run.
 if stale_at ~= '' and now > tonumber(stale_at) then
   return { 'stale', int(now) }
 end
@@ -69,92 +79,91 @@ if paused > now then
   k, limited = 0, '1'
 end
 
-local moved = {} -- score, id pairs for ready
+-- The entries of a set that are due, at most BATCH, as id, score, id, score, ...; the next one after them is noted.
+local function due_of(set)
+  local entries = redis.call('ZRANGE', set, 0, PEEK, 'WITHSCORES')
+  if #entries > 2 * PEEK and tonumber(entries[#entries]) <= now then
+    entries = redis.call('ZRANGE', set, 0, BATCH, 'WITHSCORES')
+  end
+  local due = {}
+  for i = 1, #entries, 2 do
+    local score = tonumber(entries[i + 1])
+    if score > now or i > 2 * BATCH then
+      due_in(score - now)
+      break
+    end
+    due[i], due[i + 1] = entries[i], score
+  end
+  return due
+end
+
+local moved = {} -- band, id pairs for ready
 local function to_ready(id, priority)
   moved[#moved + 1] = { (9 - (tonumber(priority) or 0)) * RANK, id }
 end
 
-local head = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')
-if head[1] and tonumber(head[2]) <= now then
-  local due = redis.call('ZRANGEBYSCORE', scheduled, '-inf', int(now), 'LIMIT', 0, BATCH)
-  redis.call('ZREM', scheduled, unpack(due))
-  for _, id in ipairs(due) do
-    local job = base .. 'job:' .. id
-    local r = redis.call('HMGET', job, 'id', 'status', 'priority')
-    -- No record, or not waiting for its time: the entry is a stray and is dropped, never made a half record.
-    if r[1] and (not r[2] or r[2] == 'scheduled' or r[2] == 'waiting') then
-      redis.call('HSET', job, 'status', 'waiting', 'updatedAt', int(now))
-      to_ready(id, r[3])
-    end
-  end
-  if #due == BATCH then
-    due_in(0)
-  else
-    head = redis.call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')
-  end
+local due, ids = due_of(scheduled), {}
+for i = 1, #due, 2 do
+  ids[#ids + 1] = due[i]
 end
-if head[1] then
-  due_in(tonumber(head[2]) - now)
+if #ids > 0 then
+  redis.call('ZREM', scheduled, unpack(ids))
+end
+for _, id in ipairs(ids) do
+  local job = base .. 'job:' .. id
+  local r = redis.call('HMGET', job, 'id', 'status', 'priority')
+  -- No record, or elsewhere by now: the entry is a stray and is dropped, never made half a record.
+  if r[1] and not ELSEWHERE[r[2]] then
+    redis.call('HSET', job, 'status', 'waiting', 'updatedAt', int(now))
+    to_ready(id, r[3])
+  end
 end
 
-head = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-if head[1] and tonumber(head[2]) <= now then
-  local lapsed = redis.call('ZRANGEBYSCORE', leases, '-inf', int(now), 'WITHSCORES', 'LIMIT', 0, BATCH)
-  local first, second = {}, {}
-  for i = 1, #lapsed, 2 do
-    -- Two looks: after a stall of the whole database every lease has lapsed at once, and live owners must get a
-    -- chance to renew. The fraction marks a lease that was looked at before; renewals write whole numbers.
-    if tonumber(lapsed[i + 1]) % 1 == 0 then
-      first[#first + 1] = string.format('%.1f', now + grace + 0.5)
-      first[#first + 1] = lapsed[i]
+-- Two looks: after a stall of the whole database every lease has lapsed at once, and live owners must get a chance
+-- to renew. The fraction marks a lease that was looked at before; renewals write whole numbers.
+local lapsed, first, second = due_of(leases), {}, {}
+for i = 1, #lapsed, 2 do
+  if lapsed[i + 1] % 1 == 0 then
+    first[#first + 1], first[#first + 2] = string.format('%.1f', now + grace + 0.5), lapsed[i]
+  else
+    second[#second + 1] = lapsed[i]
+  end
+end
+if #second > 0 then
+  redis.call('ZREM', leases, unpack(second))
+end
+if #first > 0 then
+  relieve()
+  redis.call('ZADD', leases, unpack(first))
+  due_in(grace + 1)
+end
+for _, id in ipairs(second) do
+  local job, events = base .. 'job:' .. id, base .. 'events:' .. id
+  local r = redis.call('HMGET', job, 'id', 'status', 'cancelRequested', 'attempt', 'maxAttempts', 'priority',
+    'idempotencyKey', 'resultTtlMs')
+  if r[1] and r[2] == 'active' then
+    redis.call('HDEL', job, 'token')
+    local cancelled = r[3] == '1'
+    if not cancelled and (tonumber(r[4]) or 0) < (tonumber(r[5]) or 1) then
+      redis.call('HSET', job, 'status', 'waiting', 'error', LEASE_TEXT, 'updatedAt', int(now))
+      to_ready(id, r[6])
     else
-      second[#second + 1] = lapsed[i]
-    end
-  end
-  if #second > 0 then
-    redis.call('ZREM', leases, unpack(second))
-  end
-  if #first > 0 then
-    redis.call('ZADD', leases, 'XX', unpack(first))
-    due_in(grace + 1)
-  end
-  for _, id in ipairs(second) do
-    local job, events = base .. 'job:' .. id, base .. 'events:' .. id
-    local r = redis.call('HMGET', job, 'id', 'status', 'cancelRequested', 'attempt', 'maxAttempts', 'priority',
-      'idempotencyKey', 'resultTtlMs')
-    if r[1] and r[2] == 'active' then
-      redis.call('HDEL', job, 'token')
-      local attempt = tonumber(r[4]) or 0
-      if r[3] ~= '1' and attempt < (tonumber(r[5]) or 1) then
-        redis.call('HSET', job, 'status', 'waiting', 'error', LEASE_TEXT, 'updatedAt', int(now))
-        to_ready(id, r[6])
+      local ttl = cancelled and (r[8] or result_ttl) or dead_ttl
+      local ended = terminal(events, cancelled and 'cancelled' or 'failed', cancelled and '' or LEASE_TEXT,
+        r[4] or '0', nil, now_arg)
+      if cancelled then
+        redis.call('HSET', job, 'status', 'cancelled', 'updatedAt', ended, 'finishedAt', ended)
       else
-        local cancelled = r[3] == '1'
-        local ttl = cancelled and (r[8] or result_ttl) or dead_ttl
-        local ended = terminal(events, cancelled and 'cancelled' or 'failed', cancelled and '' or LEASE_TEXT,
-          r[4] or '0', nil, now_arg)
-        if cancelled then
-          redis.call('HSET', job, 'status', 'cancelled', 'updatedAt', ended, 'finishedAt', ended)
-        else
-          redis.call('HSET', job, 'status', 'failed', 'error', LEASE_TEXT, 'updatedAt', ended, 'finishedAt', ended)
-          redis.call('ZADD', dead, ended, id)
-        end
-        redis.call('PEXPIRE', job, ttl)
-        redis.call('PEXPIRE', events, ttl)
-        if r[7] and r[7] ~= '' then
-          free_key(base .. 'idem:' .. r[7], id)
-        end
+        redis.call('HSET', job, 'status', 'failed', 'error', LEASE_TEXT, 'updatedAt', ended, 'finishedAt', ended)
+        redis.call('ZADD', dead, ended, id)
+      end
+      redis.call('PEXPIRE', job, ttl)
+      redis.call('PEXPIRE', events, ttl)
+      if r[7] and r[7] ~= '' then
+        free_key(base .. 'idem:' .. r[7], id)
       end
     end
   end
-  if #lapsed == 2 * BATCH then
-    due_in(0)
-  else
-    head = redis.call('ZRANGE', leases, 0, 0, 'WITHSCORES')
-  end
-end
-if head[1] then
-  due_in(tonumber(head[2]) - now)
 end
 
 if #moved > 0 then
@@ -166,7 +175,7 @@ if #moved > 0 then
   redis.call('ZADD', ready, unpack(entries))
 end
 
-local jobs, scores, ids, bytes = {}, {}, {}, 0
+local jobs, scores, taken, bytes = {}, {}, {}, 0
 if k > 0 then
   local popped = redis.call('ZPOPMIN', ready, k)
   local back = {}
@@ -177,7 +186,7 @@ if k > 0 then
       back[#back + 1], back[#back + 2] = rank, id
     else
       local r = redis.call('HMGET', job, unpack(FIELDS))
-      local fresh = r[1] and (not r[9] or r[9] == 'waiting' or r[9] == 'scheduled')
+      local fresh = r[1] and not ELSEWHERE[r[9]]
       bytes = bytes + #(r[2] or '')
       if fresh and #jobs > 0 and bytes > max_bytes then
         back[#back + 1], back[#back + 2] = rank, id -- one reply must stay under the gateway's size limit
@@ -189,7 +198,8 @@ if k > 0 then
           'startedAt', int(now) }
         if not gen then
           gen = now -- enqueued by a foreign producer, or its id was reused by one
-          write[#write + 1], write[#write + 2] = 'gen', int(gen)
+          r[8] = int(gen)
+          write[#write + 1], write[#write + 2] = 'gen', r[8]
         end
         if r[7] or starts ~= attempt then
           write[#write + 1], write[#write + 2] = 'starts', int(starts)
@@ -214,20 +224,24 @@ if k > 0 then
           end
         end
         redis.call('HSET', job, unpack(write))
+        if r[9] == 'scheduled' then
+          redis.call('ZREM', scheduled, id) -- a stray listing in ready; it must not stay in both
+        end
         scores[#scores + 1], scores[#scores + 2] = int(now + lease), id
-        ids[#ids + 1] = #id .. ':' .. id
-        jobs[#jobs + 1] = describe(r, int(attempt), int(starts), int(b), int(n), rank)
+        taken[#taken + 1] = rank .. ' ' .. #id .. ':' .. id
+        jobs[#jobs + 1] = describe(r, int(attempt), int(starts), b, n, rank)
       end
     end
   end
   if #scores > 0 then
     redis.call('ZADD', leases, unpack(scores))
-    redis.call('SET', take, token .. '\n' .. table.concat(ids), 'PX', int(2 * lease))
+    redis.call('SET', take, token .. '\n' .. table.concat(taken), 'PX', int(2 * lease))
   end
   if #back > 0 then
     redis.call('ZADD', ready, unpack(back))
   end
-  if #popped > 0 and (#jobs == 0 or #back > 0) then
+  -- Strays were dropped, some were put back, or more was asked for than a call takes: there may be more to have.
+  if #popped > 2 * #jobs or (more and #popped == 2 * BATCH) then
     due_in(0)
   end
   if #popped == 0 and bell then
@@ -239,7 +253,11 @@ if #moved > #jobs then
   ring(signal, #moved - #jobs)
 end
 
-local reply = { 'ok', int(now), int(limited == '1' and paused - now or hint), limited }
+-- A limited worker still has to come back for the leases of others that lapse.
+if limited == '1' then
+  due_in(paused - now)
+end
+local reply = { 'ok', int(now), int(math.ceil(hint)), limited }
 for i = 1, #jobs do
   reply[4 + i] = jobs[i]
 end

@@ -1,11 +1,11 @@
 --[[ retry: give the job back for another attempt after a delay. Only the holder may; a cancel that came first wins.
 KEYS  job events leases scheduled signal? idem?
-ARGV  now token id error delay_ms cancel_ttl_ms attempt count has_key ring
+ARGV  now token id reason delay_ms cancel_ttl_ms attempt count has_key rings
 REPLY scheduled | cancelled | lost
-      signal is given exactly when ring is 1: a worker that stops will not be there to wake up for it
+      signal is given exactly when rings is 1: a worker that stops will not be there to wake up for it
 ]]
 local job, events, leases, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local now_arg, token, id, text, delay = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local now_arg, token, id, reason, delay = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cancel_ttl, attempt, count, has_key, rings = ARGV[6], ARGV[7], ARGV[8], ARGV[9] == '1', ARGV[10] == '1'
 local signal = rings and KEYS[5] or nil
 local idem = has_key and KEYS[#KEYS] or nil
@@ -22,7 +22,7 @@ if r[2] == '1' then
   redis.call('ZREM', leases, id)
   redis.call('HDEL', job, 'token')
   local ended = terminal(events, 'cancelled', '', attempt, count, now_arg)
-  redis.call('HSET', job, 'status', 'cancelled', 'error', text, 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
+  redis.call('HSET', job, 'status', 'cancelled', 'error', reason, 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
   redis.call('PEXPIRE', job, cancel_ttl)
   redis.call('PEXPIRE', events, cancel_ttl)
   if idem then
@@ -34,7 +34,7 @@ end
 local now = clock(now_arg)
 redis.call('ZREM', leases, id)
 redis.call('HDEL', job, 'token')
-redis.call('HSET', job, 'status', 'scheduled', 'error', text, 'updatedAt', int(now), 'settled', token)
+redis.call('HSET', job, 'status', 'scheduled', 'error', reason, 'updatedAt', int(now), 'settled', token)
 redis.call('ZADD', scheduled, int(now + delay), id)
 if rings then
   ring(signal, 1)

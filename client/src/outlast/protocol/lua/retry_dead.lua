@@ -19,11 +19,12 @@ local now = clock(now_arg)
 redis.call('HDEL', job, 'finishedAt', 'token', 'result', 'cancelRequested')
 redis.call('HSET', job, 'status', 'waiting', 'attempt', '0', 'maxAttempts', max_attempts, 'updatedAt', int(now),
   'revived', nonce, 'starts', r[7] or r[6] or '0')
--- The marker lies above the terminal entry, so a reader that has seen the stale end is told to start over.
+-- The marker lies above the terminal entry, so a reader that has seen the stale end is told to start over; above
+-- `now` too, so that it does so even if that entry was lost.
 local b, n, top = math.max(tonumber(r[4]) or 0, now), 0, top_of(events)
 if top then
   local ms, last = parts(top[1])
-  if ms >= (tonumber(r[4]) or 0) then
+  if ms >= b then
     b, n = ms, last
   end
 end
