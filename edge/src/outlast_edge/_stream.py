@@ -1,0 +1,283 @@
+"""One viewer's event stream: reads, keep-alives, an end before the platform's.
+
+It holds nothing that needs to be given back: where a viewer's leaving runs no `finally` (Cloudflare), only a read
+that was under way is left, and that ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from outlast import Chunk, Data, Event, Gap, JobNotFoundError, JobStatus, OutlastError, Progress, Restarted
+from outlast.protocol import Tail
+from outlast.transport import AsyncTransport
+
+from ._frames import KEEP_ALIVE, SSE_HEADERS, FailureText, frame, project
+
+__all__ = ["EventStream", "Reader", "reconnect"]
+
+log = logging.getLogger("outlast.edge")
+
+T = TypeVar("T")
+
+RETRY = 1000
+"""ms until a viewer comes back after its connection broke."""
+RESUME = 100
+"""ms until it comes back after an end that was ours."""
+OUTAGE = 5000
+"""ms until it comes back while the database does not answer, give or take a fifth: not all viewers at once."""
+BLOCK = 10.0
+BLOCK_WAITING = 1.0
+"""Seconds that a read waits on a server that can block: less before the start, which only the record shows."""
+
+
+def reconnect(reason: str, retry: int | None = None, **more: Any) -> bytes:
+    """The last block of a stream that is not the job's end: come back, with your cursor."""
+    if retry is None:
+        retry = round(OUTAGE * random.uniform(0.8, 1.2))
+    return frame("reconnect", {"reason": reason, **more}, retry=retry)
+
+
+class Reader:
+    """Reads a job's events, at most `polls` times."""
+
+    def __init__(self, transport: AsyncTransport, tail: Tail[Any], state: tuple[JobStatus, int], *, polls: int) -> None:
+        self.tail = tail
+        self.polls = polls
+        self.state = state
+        """The job's status and attempt as far as they show."""
+        self._seen: tuple[JobStatus, int] | None = None
+        self._transport = transport
+        self._resume_at = 0.0
+
+    async def read(self) -> list[Event[Any]]:
+        """The events of one poll, after the pause before it. Raises JobNotFoundError once the job is gone."""
+        clock = asyncio.get_running_loop().time
+        if (pause := self._resume_at - clock()) > 0:
+            await asyncio.sleep(pause)
+        tail = self.tail
+        wait: float | None = None
+        if self._transport.blocking and tail.blocks:
+            wait = BLOCK if self.state[0] == "active" else BLOCK_WAITING
+        self.polls -= 1
+        events = tail.feed(await self._transport.send(tail.poll(wait), block=wait))
+        self._resume_at = 0.0 if self._transport.blocking and tail.blocks else clock() + tail.delay
+        return events
+
+    async def rest(self) -> list[Event[Any]]:
+        """The first events of a job that has ended; none if the cursor is at its end."""
+        events: list[Event[Any]] = []
+        while not events and not self.tail.done and self.polls > 0:
+            events = await self.read()
+        return events
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the last read went to the end of what is there."""
+        return self.tail.done or self.tail.delay > 0
+
+    def look(self, events: Sequence[Event[Any]]) -> tuple[JobStatus, int]:
+        """The state after `events`: a worker's output says that the job runs before the record was looked at."""
+        if self.tail.seen is not self._seen:
+            self._seen = self.tail.seen
+            self.state = self.tail.seen or self.state
+        for event in events:
+            if isinstance(event, Chunk | Data | Progress | Restarted):
+                self.state = "active", event.attempt
+        return self.state
+
+
+class Snapshot:
+    """What a viewer that comes late needs of everything that was said: one event in place of thousands."""
+
+    def __init__(self, attempt: int) -> None:
+        self._data: dict[str, Any] = {"text": "", "values": [], "attempt": attempt}
+        self._text: list[str] = []
+        self._id: str | None = None
+
+    def add(self, event: Event[Any]) -> bool:
+        """Take the event in. False: it is for the viewer itself."""
+        match event:
+            case Chunk():
+                self._text.append(event.data)
+            case Data():
+                self._data["values"].append(event.value)
+            case Progress():
+                self._data["progress"] = event.value
+            case Restarted():
+                self._text.clear()
+                self._data["values"].clear()
+            case Gap():
+                self._text.clear()
+                self._data["values"].clear()
+                return False
+            case _:
+                return False
+        self._id = event.id
+        self._data["attempt"] = event.attempt
+        return True
+
+    def frame(self) -> bytes:
+        return frame("snapshot", {**self._data, "text": "".join(self._text)}, id=self._id)
+
+
+class EventStream(Response):
+    """The response: a `state` frame, the events, and exactly one reason why it ends.
+
+    `seconds`: after which it ends with `reconnect`. `keepalive`: seconds of silence before a comment.
+    `send_timeout`: seconds that a viewer may take to read what is in its way before it is given up.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        ready: Sequence[Event[Any]],
+        *,
+        progress: float,
+        snapshot: bool,
+        failure_text: FailureText,
+        seconds: float,
+        keepalive: float,
+        send_timeout: float,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(SSE_HEADERS)
+        if "content-length" in self.headers:
+            del self.headers["content-length"]
+        self._reader = reader
+        self._ready = ready
+        self._progress = progress
+        self._snapshot = Snapshot(reader.state[1]) if snapshot else None
+        self._failure_text = failure_text
+        self._seconds = seconds
+        self._keepalive = keepalive
+        self._send_timeout = send_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end or until the viewer is gone, whichever the server tells us of first."""
+        # Servers of ASGI 2.4 may show a disconnect only by refusing to send, older ones only by telling of it.
+        tasks = [asyncio.ensure_future(self._run(send)), asyncio.ensure_future(_disconnected(receive))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OSError):
+                raise error
+
+    async def _run(self, send: Send) -> None:
+        self._send = send
+        self._clock = asyncio.get_running_loop().time
+        self._ends = self._clock() + self._seconds
+        try:
+            await self._message({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._follow()
+            await self._write(b"", more=False)
+        except _Stalled:
+            log.debug("a viewer read nothing for %g s and was given up", self._send_timeout)
+
+    async def _follow(self) -> None:
+        reader, tail = self._reader, self._reader.tail
+        await self._write(self._state(RETRY))
+        events = self._ready
+        try:
+            while True:
+                if frames := self._encode(events):
+                    await self._write(frames)
+                if tail.done:
+                    return
+                if reader.polls <= 0:
+                    raise _Over("max_polls")
+                events = await self._beating(reader.read())
+        except _Over as over:
+            await self._write(reconnect(over.reason, RESUME, max_stream=self._seconds))
+        except JobNotFoundError:
+            # The next connection is answered for good: 204 with a cursor, 404 without.
+            await self._write(reconnect("gone", RESUME))
+        except OutlastError as error:
+            log.warning("the stream of job %r broke off: %s", tail.id, type(error).__name__)
+            await self._write(b": the database does not answer\n" + reconnect("unavailable"))
+
+    async def _beating(self, reading: Coroutine[Any, Any, T]) -> T:
+        """Await a read. Meanwhile a comment goes out whenever the stream has been silent for too long."""
+        task = asyncio.ensure_future(reading)
+        try:
+            while not task.done():
+                now = self._clock()
+                if now >= self._ends:
+                    raise _Over("max_duration")
+                if now >= (due := self._silent_since + self._keepalive):
+                    await self._write(KEEP_ALIVE)
+                    continue
+                await asyncio.wait((task,), timeout=min(due, self._ends) - now)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+
+    def _encode(self, events: Sequence[Event[Any]]) -> bytes:
+        """The frames of one read, with a `state` behind them if it has changed."""
+        reader = self._reader
+        before, after = reader.state, reader.look(events)
+        frames: list[bytes] = []
+        for event in events:
+            if isinstance(event, Progress):
+                self._progress = event.value
+            if self._snapshot is not None:
+                if self._snapshot.add(event):
+                    continue
+                if not isinstance(event, Gap):
+                    frames.append(self._take_snapshot())
+            kind, data = project(event, self._failure_text)
+            frames.append(frame(kind, data, id=event.id))
+        if self._snapshot is not None and reader.caught_up:
+            frames.append(self._take_snapshot())
+        if after != before and not reader.tail.done:
+            frames.append(self._state())
+        return b"".join(frames)
+
+    def _take_snapshot(self) -> bytes:
+        snapshot, self._snapshot = self._snapshot, None
+        return b"" if snapshot is None else snapshot.frame()
+
+    def _state(self, retry: int | None = None) -> bytes:
+        status, attempt = self._reader.state
+        return frame("state", {"status": status, "attempt": attempt, "progress": self._progress}, retry=retry)
+
+    async def _write(self, body: bytes, *, more: bool = True) -> None:
+        await self._message({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _message(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout):
+                await self._send(message)
+        except TimeoutError:
+            raise _Stalled from None
+        self._silent_since = self._clock()
+
+
+class _Over(Exception):
+    """This connection has had its share."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+class _Stalled(Exception):
+    """The viewer does not read."""
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
