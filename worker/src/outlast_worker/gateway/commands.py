@@ -92,11 +92,15 @@ class Commands:
                 return sub
         return self._table.get(name, UNKNOWN)
 
+    def public_name(self, name: str) -> str:
+        """The name for a log; what is no command may be anything, even a token in the wrong place."""
+        return name if name in self._table else "?"
+
     def writes(self, name: str, traits: Traits) -> bool:
         """Whether the command moves the sync token. SCRIPT LOAD does not."""
         if name in SCRIPT_COMMANDS:
             return name in ("EVAL", "EVALSHA", "FCALL")
-        return "write" in traits.flags
+        return traits is UNKNOWN or "write" in traits.flags
 
     def answer(self, name: str, args: Sequence[bytes], traits: Traits, *, readonly: bool) -> Reply | None:
         """What the gateway answers itself, without asking the server; None if the command is to be sent."""

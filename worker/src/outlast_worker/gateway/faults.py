@@ -65,6 +65,7 @@ _KINDS: Final[Mapping[str, Any]] = {
     "headers": Mapping,
     "body": bytes,
     "text": str,
+    "pattern": str,
 }
 
 
@@ -109,6 +110,10 @@ class Rule:
             self.fired += 1
             self._changed.notify_all()
         return True
+
+    @property
+    def summary(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in ("action", "command", "times", "every", "fired")}
 
     @property
     def content(self) -> bytes:
@@ -161,6 +166,18 @@ class Faults:
         """Pretend that the script cache is empty."""
         return self.error(NOSCRIPT, times=times, **{"command": "EVALSHA", **when})
 
+    def replica_lag(self, pattern: str = "*", *, times: int | None = None, **when: Any) -> Rule:
+        """Serve reads from a copy of the database that stands still from the next request on.
+
+        Requests that show a sync token of a later write, or that write themselves, are served as ever. `pattern`: only
+        requests with an argument that matches it (as in fnmatch) see the copy, since keys replicate each on its own.
+        """
+        return self._arm("replica_lag", pattern=pattern, times=times, **when)
+
+    @property
+    def lag(self) -> Rule | None:
+        return next((rule for rule in self.rules if rule.action == "replica_lag" and not rule.spent), None)
+
     def clear(self) -> None:
         """Switch everything off."""
         self.rules = []
@@ -177,7 +194,17 @@ class Faults:
         """Arm what a JSON object asks for: `action`, a method's name, and its arguments."""
         arguments = dict(wish)
         action = arguments.pop("action", None)
-        if action not in ("drop_reply", "delay", "silence", "trickle", "reply", "canned", "error", "noscript"):
+        if action not in (
+            "drop_reply",
+            "delay",
+            "silence",
+            "trickle",
+            "reply",
+            "canned",
+            "error",
+            "noscript",
+            "replica_lag",
+        ):
             raise InvalidArgumentError(f"action={action!r} is no test switch")
         if isinstance(arguments.get("body"), str):
             arguments["body"] = cast("str", arguments["body"]).encode()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from outlast import ConfigurationError, InvalidArgumentError
-from outlast_worker.gateway.app import TRANSPORT, Gateway, Receive, Scope, Send
+from outlast_worker.gateway.app import Gateway
 from outlast_worker.gateway.config import GatewayConfig, is_loopback
+from outlast_worker.gateway.request import TRANSPORT, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -22,10 +25,10 @@ logger = logging.getLogger("outlast.gateway")
 GRACE = 10  # seconds that requests in progress get to finish at shutdown
 
 
-def check_bind(config: GatewayConfig, host: str) -> None:
-    """Refuse an address that others can reach, unless it was asked for; then warn."""
+def check_bind(config: GatewayConfig, host: str) -> GatewayConfig:
+    """Refuse an address that others can reach, unless it was asked for; then warn, and answer to its name."""
     if is_loopback(host):
-        return
+        return config
     if not config.allow_remote:
         raise InvalidArgumentError(
             f"host={host!r} can be reached from other machines: use 127.0.0.1, or allow it with allow_remote=True"
@@ -35,6 +38,7 @@ def check_bind(config: GatewayConfig, host: str) -> None:
         " the token to the network. Put TLS in front.",
         host,
     )
+    return dataclasses.replace(config, allowed_hosts=(*config.allowed_hosts, host))
 
 
 def _server(gateway: Gateway, *, signals: bool, on_started: Callable[[], None] = lambda: None) -> Server:
@@ -69,8 +73,13 @@ def _server(gateway: Gateway, *, signals: bool, on_started: Callable[[], None] =
 
         @contextlib.contextmanager
         def capture_signals(self) -> Generator[None]:
-            with super().capture_signals() if signals else contextlib.nullcontext():
+            # uvicorn's own would raise the signal again after a clean end, and the process would die of it.
+            before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM) if signals}
+            try:
                 yield
+            finally:
+                for sig, handler in before.items():
+                    signal.signal(sig, handler)
 
     # No access log of uvicorn's: it would print paths, which hold values and perhaps the token.
     config = uvicorn.Config(
@@ -109,10 +118,12 @@ def _url(listener: socket.socket) -> str:
 
 def serve(config: GatewayConfig, host: str = "127.0.0.1", port: int = 8079) -> None:
     """Serve until SIGINT or SIGTERM; requests in progress finish, subscriptions end."""
-    check_bind(config, host)
+    config = check_bind(config, host)
+    listener: socket.socket
+    server = _server(
+        Gateway(config), signals=True, on_started=lambda: logger.info("The gateway listens on %s", _url(listener))
+    )
     listener = _bind(host, port)
-    server = _server(Gateway(config), signals=True)
-    logger.info("The gateway listens on %s", _url(listener))
     server.run(sockets=[listener])
 
 
@@ -124,8 +135,7 @@ class GatewayServer:
     """
 
     def __init__(self, config: GatewayConfig, host: str = "127.0.0.1", port: int = 0) -> None:
-        check_bind(config, host)
-        self.gateway = Gateway(config)
+        self.gateway = Gateway(check_bind(config, host))
         self.url = ""
         self._address = (host, port)
         self._server: Server | None = None

@@ -34,8 +34,11 @@ class UpstreamError(Exception):
         self.sent = sent
 
 
-class Refused(Exception):
+class Refused(UpstreamError):
     """The database refused user and password."""
+
+    def __init__(self) -> None:
+        super().__init__("the database refused the user and password that it was given", sent=False)
 
 
 @dataclass(frozen=True)
@@ -391,7 +394,7 @@ class Upstream:
             for words in login:
                 reply = (await connection.execute(encode_command([word.encode() for word in words]), 1))[0]
                 if isinstance(reply, Error):
-                    raise Refused(reply.text) if words[0] == "AUTH" else UpstreamError(reply.text, sent=False)
+                    raise Refused if words[0] == "AUTH" else UpstreamError(reply.text, sent=False)
         except BaseException:
             connection.close()
             raise

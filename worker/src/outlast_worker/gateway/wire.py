@@ -131,5 +131,20 @@ def slot(reply: Reply, *, base64: bool) -> dict[str, object]:
     return {"result": _base64(reply) if base64 and not is_ok(reply) else _plain(reply)}
 
 
+def event(message: Reply, number: int) -> bytes:
+    """A push as one server-sent event; empty for a MONITOR line of another database than `number`."""
+    if isinstance(message, list):
+        text = b",".join([b"%d" % part if isinstance(part, int) else cast("bytes", part) for part in message])
+    elif is_ok(message):
+        text = b'"OK"'
+    elif isinstance(message, bytes) and message.partition(b"[")[2].startswith(b"%d " % number):
+        text = message
+    else:
+        return b""
+    # A line break in a message would end the field: the rest of it goes into further fields, as the format has it.
+    lines = text.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "".join([f"data: {line}\n" for line in lines]).encode() + b"\n"
+
+
 def to_json(value: object) -> bytes:
     return _dumps(value).encode("utf-8", "replace")
