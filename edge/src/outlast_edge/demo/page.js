@@ -11,7 +11,7 @@ const LABEL = {
 };
 const KEEP = 30;
 const me = Math.random().toString(36).slice(2);
-const reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
+let reloaded = performance.getEntriesByType("navigation")[0]?.type === "reload";
 
 // -- what is remembered -------------------------------------------------------------------------------------------
 
@@ -127,7 +127,11 @@ function show(id) {
   paint();
   list();
   if (ENDED.has(shown.status)) return;
-  if (shown.text && reloaded) dared("refresh");
+  if (shown.text && reloaded) {
+    reloaded = false;
+    dared("refresh");
+    say("Picked up where it was: nothing is lost, nothing is asked for twice.");
+  }
   const mine = shown;
   watch = watchJob(mine.events_url, {
     after: mine.cursor,
@@ -166,6 +170,7 @@ async function missing() {
 
 function take({type, data, id}) {
   const record = shown;
+  const before = record.status;
   if (id) record.cursor = id;
   record.count += type === "state" ? 0 : 1;
   switch (type) {
@@ -204,9 +209,12 @@ function take({type, data, id}) {
     record.status = type;
     record.ended = Date.now();
     save();
-    list();
   } else {
     saveSoon();
+  }
+  if (record.status !== before) {
+    save();
+    list();
   }
   paintSoon();
 }
@@ -251,7 +259,7 @@ function paint() {
   if ($("status-text").textContent !== LABEL[status]) $("status-text").textContent = LABEL[status];
   if ($("job-prompt").textContent !== prompt) $("job-prompt").textContent = prompt;
   if (status === "failed") say(error ?? "The job failed.", true);
-  if (status === "cancelled") say(text ? "You stopped it. The model was told at once." : "You stopped it before it began.");
+  if (status === "cancelled") say(text ? "It was stopped, and the model with it." : "It was stopped before it began.");
   write(answer, text || (over && status !== "completed" ? "No answer." : ""));
   answer.classList.toggle("live", status === "active");
   answer.classList.toggle("dim", over && status !== "completed");
@@ -300,10 +308,7 @@ function list() {
     dot.className = "dot";
     const name = document.createElement("b");
     name.textContent = record.prompt;
-    const label = document.createElement("span");
-    label.className = "unseen";
-    label.textContent = `, ${LABEL[record.status]}`;
-    name.append(label);
+    button.setAttribute("aria-label", `${record.prompt}, ${LABEL[record.status]}`);
     const when = document.createElement("time");
     when.textContent = ago(record.at);
     button.append(dot, name, when);
