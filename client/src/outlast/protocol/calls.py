@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from ..errors import IdempotencyConflictError, JobInUseError, ReplyShapeError
 from ..records import Enqueued, Job, JobStatus, Stats
+from .keys import RANK, Keys
 from .scripts import Script
 
 if TYPE_CHECKING:
     from ..queue import Queue
-    from .keys import Keys
 
 __all__ = [
     "Call",
@@ -354,7 +354,7 @@ def stats(keys: Keys) -> Plan[Stats]:
     """Counts, and the age of the oldest waiting job: the head of each priority's band is its oldest."""
     bands = [
         Call(
-            ("ZRANGEBYSCORE", keys.ready, str(band * 10**13), f"({(band + 1) * 10**13}", "LIMIT", "0", "1"),
+            ("ZRANGEBYSCORE", keys.ready, str(band * RANK), f"({(band + 1) * RANK}", "LIMIT", "0", "1"),
             items,
         )
         for band in range(10)

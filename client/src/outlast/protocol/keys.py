@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["KEY_TABLE", "Keys"]
+__all__ = ["BATCH", "KEY_TABLE", "RANK", "Keys"]
+
+RANK = 10**13
+"""Width of a priority's band in `ready`: far more than `seq` can count."""
+BATCH = 100
+"""What one call promotes, reclaims, takes or prunes at most. A call that did so many asks to be called again."""
 
 KEY_TABLE = (
     # name, type, holds, lives

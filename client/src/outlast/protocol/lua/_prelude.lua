@@ -4,7 +4,7 @@ local LEASE_TEXT = 'Worker lease expired before the job finished'
 local RANK = 1e13
 local SIGNAL_CAP = 1000
 local BATCH = 100
-local PEEK = 10
+local PEEK = 10 -- entries that one look at a set reads; only when all of them are due, it reads a batch
 
 -- Statuses under which a listing in ready or scheduled is a stray. One that is missing or unknown counts as waiting.
 local ELSEWHERE = { active = true, completed = true, failed = true, cancelled = true }
