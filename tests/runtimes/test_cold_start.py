@@ -1,0 +1,70 @@
+"""A cold function's first enqueue: how many requests, and how much CPU beside the bare HTTP client it stands on."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from .conftest import ROOT, Packages, Upstream, dependencies, python_path, run
+
+LIMIT = 1.15
+
+
+@pytest.fixture(scope="module")
+def cold_start() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cold_start", ROOT / "benchmarks" / "cold_start.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def https(upstream: Upstream, cold_start: ModuleType, packages: Packages, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a function whose database is behind https:// with the usual authorities, and one more."""
+    tools = packages.install("certificates", ["trustme>=1.2,<2", "certifi"])
+    program = "import sys, pathlib; from cold_start import certificates; certificates(pathlib.Path(sys.argv[1]))"
+    run(sys._base_executable, "-c", program, tmp_path, PYTHONPATH=f"{tools}:{ROOT / 'benchmarks'}")  # type: ignore[attr-defined]
+    with cold_start.tls_front(upstream.url, tmp_path / "server.pem") as url:
+        yield {
+            "OUTLAST_REST_URL": url,
+            "OUTLAST_REST_TOKEN": upstream.token,
+            "OUTLAST_NAMESPACE": upstream.namespace,
+            "SSL_CERT_FILE": str(tmp_path / "trusted.pem"),
+        }
+
+
+@pytest.fixture
+def alone(packages: Packages) -> tuple[Sequence[str], dict[str, str]]:
+    """An interpreter that sees the client, what it depends on, and nothing else of this machine."""
+    path = python_path(packages.install("client", dependencies("client")))
+    return [sys._base_executable, "-S"], {"PYTHONPATH": path}  # type: ignore[attr-defined]
+
+
+def test_a_cold_enqueue_is_one_request_and_two_when_the_database_has_lost_its_scripts(
+    upstream: Upstream, cold_start: ModuleType, alone: tuple[Sequence[str], dict[str, str]]
+) -> None:
+    python, environment = alone
+    environment = {**upstream.environment, **environment}
+    cold_start.cpu_seconds(cold_start.OURS, python, environment)  # the database knows the script from here on
+    requests = upstream.faults.delay(0, times=None)
+    cold_start.cpu_seconds(cold_start.OURS, python, environment)
+    assert requests.fired == 1
+    upstream.faults.noscript()
+    cold_start.cpu_seconds(cold_start.OURS, python, environment)
+    assert requests.fired == 1 + 2
+
+
+def test_a_cold_enqueue_costs_at_most_15_percent_more_cpu_than_a_bare_post(
+    https: dict[str, str], cold_start: ModuleType, alone: tuple[Sequence[str], dict[str, str]]
+) -> None:
+    python, environment = alone
+    bare, ours = cold_start.compare(python, {**https, **environment}, rounds=12)
+    if ours > LIMIT * bare:  # a busy machine can spoil every one of a few rounds
+        bare, ours = cold_start.compare(python, {**https, **environment}, rounds=30)
+    assert ours <= LIMIT * bare, f"{ours * 1000:.0f} ms against {bare * 1000:.0f} ms"
