@@ -272,7 +272,7 @@ class Follow(Generic[R]):
         self._resume_at = now if waits else now + self.tail.delay
         if self.tail.done:
             self.going = False
-        elif self._left() <= 0 and (waits or self.tail.delay > 0):
+        elif self._left() <= 0 and (self.tail.delay > 0 or (waits and not events)):
             self.going = False  # out of time, and there is nothing more to be had at once
         return events
 
