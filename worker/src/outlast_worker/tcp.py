@@ -371,20 +371,21 @@ class _Base:
                 reply = yield ask
             except TransportError as error:
                 sent = error.maybe_applied = error.maybe_applied or sent
-                if error.maybe_applied and not call.replayable:
+                if (error.maybe_applied or ask.block) and not call.replayable:
                     raise
                 self._unreachable(node)
                 failure = error
             else:
                 if not isinstance(reply, Refusal):
                     return call.decode(reply)
-                if reply.code in ("MOVED", "ASK"):
+                moved = reply.code in ("MOVED", "ASK")
+                if moved:
                     address, asking = self._moved(reply, node), reply.code == "ASK"
                     hops += 1
                     if hops <= 5:  # nodes that send each other's callers in circles settle within seconds
                         continue
                 failure = server_error(reply.text)
-                if reply.code not in TRANSIENT and not hops:
+                if reply.code not in TRANSIENT and not moved:
                     raise failure
             if time.monotonic() + pause > end:
                 raise failure

@@ -1,0 +1,385 @@
+"""One attempt of one job: run the handler, then settle, retry or hand back what came of it.
+
+The outcome is decided by why the job was stopped, and only if it was not, by how the handler ended: a handler that
+swallows its cancellation, or lets a CancelledError of its own escape, changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from outlast.errors import (
+    AuthError,
+    InvalidArgumentError,
+    OutlastError,
+    RateLimitedError,
+    ServerError,
+    StoreFullError,
+    TerminalJobError,
+    TransportError,
+)
+from outlast.protocol import calls
+from outlast.protocol.calls import Call, Reserved
+from outlast.transport import TRANSIENT
+
+from . import policy
+from .context import JobContext, SyncJobContext
+from .leases import Lease
+from .output import Output
+from .stop_signal import JobSignal, StopReason
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .intake import Intake
+
+__all__ = ["Attempt"]
+
+logger = logging.getLogger("outlast.worker")
+
+WIND_DOWN = 1.0
+"""Seconds that a handler has to end once the job is handed back. After that its process is about to end anyway."""
+SETTLE_TRIES = 5
+"""A settle that the database refuses (not: does not answer) this often is given up; the lease then runs out."""
+
+
+class _Outcome(NamedTuple):
+    kind: Literal["settle", "retry", "release", "nothing"]
+    status: Literal["completed", "failed", "cancelled"] = "cancelled"
+    body: str = ""
+    delay_ms: int = 0
+    pause_ms: int | None = None
+
+
+class Attempt:
+    """The state of one attempt. Everything but the handler of a plain function runs on the event loop."""
+
+    def __init__(self, engine: Engine, intake: Intake, job: Reserved) -> None:
+        self.job = job
+        self._engine = engine
+        self._intake = intake
+        self._registration = intake.registration
+        self._queue = intake.registration.queue
+        self._loop = asyncio.get_running_loop()
+        self.signal = JobSignal()
+        self._lease = Lease(
+            intake.keys, job, ms=self._registration.lease_ms, beat=self._registration.beat, report=self._held
+        )
+        self._output = Output(
+            engine.transport,
+            self._lease,
+            max_len=self._queue.events_max_len,
+            interval=engine.emit_interval,
+            report=self._held,
+            trouble=engine.trouble,
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._holds_slot = True
+
+    def stop(self, reason: StopReason) -> None:
+        """Stop the handler. The first reason counts, except that a lost lease leaves nothing to settle."""
+        if reason == "lease_lost":
+            self._lease.until = 0
+            self._output.closed = True
+        if self._ended.is_set() and reason != "lease_lost":
+            return
+        if not self.signal._set(reason):
+            if reason != "lease_lost":
+                return
+            self.signal.reason = reason
+        if reason == "shutdown":
+            self._loop.call_later(WIND_DOWN, self._ended.set)
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    def _held(self, answer: calls.Held) -> None:
+        if answer != "ok":
+            self.stop("cancelled" if answer == "cancel" else "lease_lost")
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """From the payload to the settled job. Raises nothing."""
+        leases = self._engine.leases
+        leases.add(self._lease)
+        try:
+            # A reserve that was under way when the worker was told to stop: straight back with its jobs.
+            outcome = _Outcome("release") if self._engine.stopping else await self._attempt()
+            await self._finish(outcome)
+        except Exception:
+            logger.exception("job %r: the worker itself failed; the lease will run out", self.job.id)
+        finally:
+            leases.remove(self._lease)
+            await self._output.close(WIND_DOWN)
+            self._free()
+            self._result = self._error = None
+
+    def _free(self) -> None:
+        if self._holds_slot:
+            self._holds_slot = False
+            self._intake.release_slot()
+
+    async def _attempt(self) -> _Outcome:
+        job, now = self.job, self._engine.clock.now_ms()
+        for limit, what in ((job.expires_at_ms, "expired"), (job.deadline_at_ms, "reached its deadline")):
+            if limit is not None and limit <= now:
+                return _Outcome("settle", "failed", f"JobExpiredError: the job {what} before it could start")
+        try:
+            payload = self._queue.decode_payload(job.payload)
+        except Exception as error:
+            text = policy.error_text(error)
+            logger.error("job %r of queue %r cannot run: %s", job.id, self._queue.name, text)
+            self._tell(error, None)
+            return _Outcome("settle", "failed", text)
+        timeout_ms = self._queue.timeout_ms if job.timeout_ms is None else job.timeout_ms
+        if job.deadline_at_ms is not None:
+            timeout_ms = min(timeout_ms, job.deadline_at_ms - now)
+        self._lease.until = time.monotonic() + timeout_ms / 1000
+        timer = self._loop.call_later(timeout_ms / 1000, self.stop, "timeout")
+        context = self._context(payload)
+        try:
+            self._start(context)
+            await self._ended.wait()
+        finally:
+            timer.cancel()
+        return await self._outcome(context, timeout_ms)
+
+    def _context(self, payload: Any) -> JobContext[Any] | SyncJobContext[Any]:
+        job = self.job
+        fields: dict[str, Any] = {
+            "id": job.id,
+            "queue": self._queue.name,
+            "payload": payload,
+            "attempt": job.attempt,
+            "starts": job.starts,
+            "max_attempts": job.max_attempts,
+            "signal": self.signal,
+            "output": self._output,
+        }
+        return JobContext(**fields) if self._registration.is_async else SyncJobContext(loop=self._loop, **fields)
+
+    def _start(self, context: Any) -> None:
+        handler = self._registration.handler
+        if self._registration.is_async:
+            self._task = self._loop.create_task(self._call(handler, context), name=f"outlast job {self.job.id}")
+            if self.signal.is_set():
+                self._task.cancel()
+        else:
+            # A thread of its own, and a daemon: a pool would wait for a stuck handler when the process ends.
+            threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(self._call_plain, handler, context),
+                name=f"outlast job {self.job.id}",
+                daemon=True,
+            ).start()
+
+    async def _call(self, handler: Callable[[Any], Any], context: Any) -> None:
+        try:
+            self._result = await handler(context)
+        except BaseException as error:
+            self._error = error
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            self._ended.set()
+
+    def _call_plain(self, handler: Callable[[Any], Any], context: Any) -> None:
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = handler(context)
+        except BaseException as error:
+            failure = error
+
+        def done() -> None:
+            self._result, self._error = result, failure
+            self._ended.set()
+
+        with suppress(RuntimeError):  # the worker has ended without this thread
+            self._loop.call_soon_threadsafe(done)
+        failure = None  # this frame is in its traceback
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    async def _outcome(self, context: Any, timeout_ms: int) -> _Outcome:
+        error, result = self._error, self._result
+        try:
+            match self.signal.reason:
+                case "cancelled":
+                    return _Outcome("settle", "cancelled")
+                case "lease_lost":
+                    return _Outcome("nothing")
+                case "shutdown":
+                    return _Outcome("release")
+                case "timeout":
+                    late = TimeoutError(f"the attempt ran longer than {timeout_ms / 1000:g} s")
+                    return self._failed(late, policy.error_text(late), context)
+                case None:
+                    pass
+            if error is None:
+                return self._completed(result, context)
+            if isinstance(error, RateLimitedError):
+                self._log(error, "gave its attempt back")
+                return _Outcome("release", body=policy.error_text(error), pause_ms=-int(-error.retry_after * 1000 // 1))
+            if isinstance(error, asyncio.CancelledError):
+                text = "CancelledError: raised inside the handler; nobody cancelled the job"
+                return self._failed(error, text, context)
+            return self._failed(error, policy.error_text(error), context)
+        finally:
+            if error is not None:
+                # What the handler's frames still hold, a provider's stream above all, closes now and not when the
+                # garbage collector comes by.
+                traceback.clear_frames(error.__traceback__)
+
+    def _completed(self, result: Any, context: Any) -> _Outcome:
+        try:
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise InvalidArgumentError("the handler is a plain function but returned an awaitable; use async def")
+            return _Outcome("settle", "completed", self._encode(result))
+        except Exception as error:
+            # Another attempt would cost as much and end the same way.
+            self._log(error, "returned what cannot be stored")
+            self._tell(error, context)
+            return _Outcome("settle", "failed", policy.error_text(error))
+
+    def _encode(self, result: Any) -> str:
+        try:
+            return self._queue.encode_result(result)
+        except InvalidArgumentError:
+            # Emitted text is mended (halves of surrogate pairs); the result that repeats it gets the same treatment.
+            mended = policy.mend_deep(result)
+            if mended == result:
+                raise
+            return self._queue.encode_result(mended)
+
+    def _failed(self, error: BaseException, text: str, context: Any) -> _Outcome:
+        self._log(error, "failed")
+        self._tell(error, context)
+        job = self.job
+        if job.attempt >= job.max_attempts or not self._engine.may_retry(error):
+            return _Outcome("settle", "failed", text)
+        delay = policy.retry_after_ms(self._queue, job.attempt, error)
+        if job.deadline_at_ms is not None and self._engine.clock.now_ms() + delay >= job.deadline_at_ms:
+            return _Outcome("settle", "failed", text)
+        return _Outcome("retry", body=text, delay_ms=delay)
+
+    def _log(self, error: BaseException, what: str) -> None:
+        job, name = self.job, self._queue.name
+        terminal = isinstance(error, (TerminalJobError, RateLimitedError))
+        level = logging.WARNING if terminal else logging.ERROR
+        if policy.quotes_input(error):
+            stack = "".join(traceback.format_tb(error.__traceback__))
+            logger.log(level, "job %r of queue %r, attempt %d, %s: %s\n%s", job.id, name, job.attempt, what,
+                       policy.error_text(error), stack)  # fmt: skip
+        else:
+            info = (type(error), error, error.__traceback__) if error.__traceback__ else None
+            logger.log(level, "job %r of queue %r, attempt %d, %s: %s", job.id, name, job.attempt, what,
+                       policy.error_text(error), exc_info=info)  # fmt: skip
+
+    def _tell(self, error: BaseException, context: Any) -> None:
+        self._engine.on_error_of(error, context)
+
+    # -- settling ----------------------------------------------------------------------------------------------------
+
+    async def _finish(self, outcome: _Outcome) -> None:
+        if outcome.kind == "nothing":
+            self._log_lost(outcome)
+            return
+        self._lease.until = inf  # the outcome is there; the time that is left is for writing it down
+        if outcome.kind == "settle":
+            # Watchers see all of the text before the end. A retry starts over, so there nothing is lost.
+            await self._output.flush()
+            if (error := self._output.pop_error()) is not None:
+                logger.warning("job %r: its last text could not be written: %s", self.job.id, error)
+        await self._output.close(WIND_DOWN)
+        self._free()  # the next reserve leaves in the same write as the settle
+        answer = await self._send(outcome)
+        if answer == "lost":
+            self._log_lost(outcome)
+        elif answer == "scheduled":
+            self._intake.due_in(outcome.delay_ms / 1000)
+
+    def _call_of(self, outcome: _Outcome) -> Call[Any]:
+        job, queue, keys = self.job, self._queue, self._intake.keys
+        result_ttl = job.result_ttl_ms or queue.result_ttl_ms
+        count = self._output.count
+        match outcome.kind:
+            case "retry":
+                return calls.retry(
+                    keys,
+                    job,
+                    error=outcome.body,
+                    delay_ms=outcome.delay_ms,
+                    cancel_ttl_ms=result_ttl,
+                    count=count,
+                    ring=self._engine.stopping,
+                )
+            case "release":
+                return calls.release(
+                    keys,
+                    job,
+                    cancel_ttl_ms=result_ttl,
+                    count=count,
+                    emitted=self._output.emitted,
+                    error=outcome.body,
+                    pause_ms=outcome.pause_ms,
+                )
+            case _:
+                return calls.settle(
+                    keys,
+                    job,
+                    status=outcome.status,
+                    body=outcome.body,
+                    ttl_ms=queue.dead_ttl_ms if outcome.status == "failed" else result_ttl,
+                    cancel_ttl_ms=result_ttl,
+                    count=count,
+                )
+
+    async def _send(self, outcome: _Outcome) -> str:
+        """Send until it is answered, or until the lease is somebody else's: a finished result is never dropped."""
+        pause, refused = 0.05, 0
+        while self.signal.reason != "lease_lost":
+            try:
+                answer: str = await self._engine.transport.send(self._call_of(outcome))
+            except OutlastError as error:
+                self._engine.trouble(error)
+                if not isinstance(error, (TransportError, StoreFullError, AuthError)) and (
+                    not isinstance(error, ServerError) or error.code not in TRANSIENT
+                ):
+                    refused += 1
+                    if refused >= SETTLE_TRIES:
+                        logger.error("job %r: its outcome was refused and is given up: %s", self.job.id, error)
+                        return "refused"
+            else:
+                return answer
+            # A worker that ends holds a result for as long as nobody else can have the job, and no longer.
+            if self._engine.stopping and self._lease.lapsed:
+                break
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, 1.0)
+        return "lost"
+
+    def _log_lost(self, outcome: _Outcome) -> None:
+        kept = " and its result is dropped" if outcome.status == "completed" else ""
+        logger.warning(
+            "job %r of queue %r, attempt %d: the lease is lost, another worker may own the job%s",
+            self.job.id,
+            self._queue.name,
+            self.job.attempt,
+            kept,
+        )

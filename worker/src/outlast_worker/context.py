@@ -1,0 +1,202 @@
+"""What a handler is given: `JobContext` for coroutines, `SyncJobContext` for plain functions in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from outlast.errors import JobLeaseLostError, JobStopped
+
+from .output import event_of, progress_text
+
+if TYPE_CHECKING:
+    from .output import Output
+    from .stop_signal import JobSignal
+
+__all__ = ["JobContext", "SyncJobContext"]
+
+P = TypeVar("P")
+
+AHEAD = 200
+"""Emits that a thread may be ahead of the event loop, which does the writing."""
+
+
+def _lost(id: str) -> JobLeaseLostError:
+    return JobLeaseLostError(f"job {id!r}: the lease is gone, another worker may own the job; stop working on it", id)
+
+
+class _Context(Generic[P]):
+    id: str
+    queue: str
+    """The queue's name, without namespace."""
+    payload: P
+    attempt: int
+    """1 for the first; an attempt that was given back (429, hand-back) does not count."""
+    starts: int
+    """Times that the job was taken, this one included."""
+    max_attempts: int
+    signal: JobSignal
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        queue: str,
+        payload: P,
+        attempt: int,
+        starts: int,
+        max_attempts: int,
+        signal: JobSignal,
+        output: Output,
+    ) -> None:
+        self.id = id
+        self.queue = queue
+        self.payload = payload
+        self.attempt = attempt
+        self.starts = starts
+        self.max_attempts = max_attempts
+        self.signal = signal
+        self._output = output
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(queue={self.queue!r}, id={self.id!r}, attempt={self.attempt})"
+
+    def _raise_error(self) -> None:
+        error = self._output.pop_error()
+        if error is not None:
+            raise error
+
+
+class JobContext(_Context[P]):
+    """One attempt of one job, for a coroutine.
+
+    Stopping the job cancels the handler's task. A handler that swallows that gets CancelledError again from each of
+    the methods here, or JobLeaseLostError once another worker may own the job.
+    """
+
+    async def emit(self, value: object) -> None:
+        """Stream `value` to whoever watches: a str as text, anything else (dict, list, model, …) as one JSON event.
+
+        It returns at once: text is buffered, the first goes out immediately, later text at most every `emit_interval`,
+        neighbouring texts joined. It waits only while the buffer (1,000 events or 1 MiB) is full. Halves of a
+        surrogate pair are joined across calls; a half that stays alone is written as U+FFFD. An empty text writes
+        nothing but renews the lease. Raises InvalidArgumentError for what JSON cannot hold, and StoreFullError when
+        the database had no memory for 10 s: the text before was dropped, and readers are told of the gap.
+        """
+        await self._add(*event_of(value))
+
+    async def progress(self, value: float) -> None:
+        """Say how far the job is, from 0 to 1. It is shown to watchers, and kept on the record until the next one."""
+        await self._add("progress", progress_text(value))
+
+    async def flush(self) -> None:
+        """Wait until everything emitted so far is written."""
+        self._check()
+        await self._wait(self._output.flush())
+
+    async def heartbeat(self) -> None:
+        """Renew the lease now, and learn whether the job was stopped. Seldom needed: a thread renews every lease."""
+        self._check()
+        self._output.touch()
+        await self._wait(self._output.flush())
+
+    async def _add(self, kind: str, text: str) -> None:
+        self._check()
+        output = self._output
+        output.add(kind, text)
+        if output.stale:
+            await self._wait(output.flush())  # this process stood still: is the job still ours?
+        elif output.full:
+            await self._wait(output.room())
+        else:
+            self._raise_error()
+
+    async def _wait(self, waiting: Coroutine[Any, Any, None]) -> None:
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if self.signal.reason != "lease_lost":
+                raise
+            # The answer that we waited for said so itself; here it has a name of its own.
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+        self._check()
+        self._raise_error()
+
+    def _check(self) -> None:
+        if not self.signal.is_set():
+            return
+        if self.signal.reason == "lease_lost":
+            raise _lost(self.id)
+        raise asyncio.CancelledError(f"job {self.id!r} was stopped: {self.signal.reason}")
+
+
+class SyncJobContext(_Context[P]):
+    """One attempt of one job, for a plain function; it runs in a thread of its own.
+
+    A thread cannot be interrupted: once the job is stopped, each of the methods here raises JobStopped (a
+    BaseException, so that ``except Exception`` lets it pass), or JobLeaseLostError once another worker may own the
+    job. To get out of a blocking call, hang its close on the signal: ``job.signal.on_set(response.close)``.
+    """
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._loop = loop
+        self._ahead = 0
+
+    def emit(self, value: object) -> None:
+        """Stream `value` to whoever watches. See `JobContext.emit`; it blocks only while the buffer is full."""
+        self._add(*event_of(value))
+
+    def progress(self, value: float) -> None:
+        """Say how far the job is, from 0 to 1. See `JobContext.progress`."""
+        self._add("progress", progress_text(value))
+
+    def flush(self) -> None:
+        """Block until everything emitted so far is written."""
+        self._check()
+        self._wait(self._output.flush())
+
+    def heartbeat(self) -> None:
+        """Renew the lease now, and learn whether the job was stopped. Seldom needed: a thread renews every lease."""
+        self._check()
+        self._wait(self._beat())
+
+    async def _beat(self) -> None:
+        self._output.touch()
+        await self._output.flush()
+
+    def _add(self, kind: str, text: str) -> None:
+        self._check()
+        output = self._output
+        try:
+            self._loop.call_soon_threadsafe(output.add, kind, text)
+        except RuntimeError:
+            raise JobStopped("shutdown", self.id) from None  # the worker has ended without this thread
+        self._ahead += 1
+        if output.stale:
+            self._wait(output.flush())
+        elif output.full or self._ahead >= AHEAD:
+            self._wait(output.room())
+        else:
+            self._raise_error()
+
+    def _wait(self, waiting: Coroutine[Any, Any, None]) -> None:
+        self._ahead = 0
+        try:
+            asyncio.run_coroutine_threadsafe(waiting, self._loop).result()
+        except (RuntimeError, CancelledError):
+            waiting.close()
+            raise JobStopped("shutdown", self.id) from None
+        self._check()
+        self._raise_error()
+
+    def _check(self) -> None:
+        reason = self.signal.reason
+        if reason == "lease_lost":
+            raise _lost(self.id)
+        if reason is not None:
+            raise JobStopped(reason, self.id)

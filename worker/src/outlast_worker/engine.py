@@ -1,0 +1,372 @@
+"""One life of a worker, from the first connect to the last settle. It belongs to one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from outlast import __version__
+from outlast.errors import AuthError, ConfigurationError, OutlastError, ServerError, StoreFullError, TransportError
+from outlast.protocol import calls
+from outlast.protocol.calls import Call
+
+from .attempt import WIND_DOWN, Attempt
+from .intake import FULL_PAUSE, Bells, Clock, Intake, time_call
+from .leases import Leases
+from .registration import Registration
+from .tcp import AsyncTcpTransport
+
+__all__ = ["Engine", "Settings"]
+
+logger = logging.getLogger("outlast.worker")
+
+SEEN_EVERY = 60.0
+"""Seconds between the worker's signs of life in the list of workers."""
+PRUNE_EVERY = 3600.0
+LOG_EVERY = 30.0
+"""Seconds between two log lines about the same trouble."""
+TIDY = 2.0
+"""Seconds that the last words of a worker may take, each."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker was told, with the environment read and the defaults filled in."""
+
+    url: str
+    prefix: str
+    name: str
+    concurrency: int
+    poll: float
+    block: float
+    grace: float | None
+    emit_interval: float
+    is_retryable: Callable[[BaseException], bool]
+    on_error: Callable[[BaseException, Any], object] | None
+
+    def __repr__(self) -> str:
+        return f"Settings({self.name!r})"  # the URL may hold a password
+
+
+class Engine:
+    """Queues, attempts and connections of a running worker.
+
+    It runs through three states: `stopping` (nothing new is taken), `hurrying` (what runs is handed back), `drained`
+    (nothing runs any more).
+    """
+
+    def __init__(self, settings: Settings, registrations: Sequence[Registration], *, burst: bool) -> None:
+        self.settings = settings
+        self.id = secrets.token_hex(8)
+        self.prefix = settings.prefix
+        self.poll = settings.poll
+        self.block = min(settings.block, *(registration.lease_ms / 2000 for registration in registrations))
+        self.emit_interval = settings.emit_interval
+        self.loop = asyncio.get_running_loop()
+        self.transport = AsyncTcpTransport(settings.url)
+        lease = min(registration.lease_ms for registration in registrations) / 1000
+        # A renewal must have time to fail and be repeated while the lease lasts.
+        self.leases = Leases(settings.url, self.loop, timeout=min(10.0, max(0.5, lease / 4)), trouble=self.trouble)
+        self.clock = Clock()
+        self.booked = 0
+        self.stopping = self.hurrying = self.drained = False
+        self.started = asyncio.Event()
+        """Set after the first try to connect, whatever came of it."""
+        self.handed_back = 0
+        self._intakes = [Intake(self, registration) for registration in registrations]
+        self._bells: list[Bells] = []
+        self._burst = burst
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._core: set[asyncio.Task[None]] = set()
+        self._attempts: dict[asyncio.Task[None], Attempt] = {}
+        self._asides: set[asyncio.Task[None]] = set()
+        self._full_until = 0.0
+        self._logged: dict[str, float] = {}
+        self._since = 0
+
+    # -- what intakes and attempts use -------------------------------------------------------------------------------
+
+    def free_slots(self) -> int:
+        if self.stopping or self.loop.time() < self._full_until:
+            return 0
+        return self.settings.concurrency - sum(intake.running for intake in self._intakes) - self.booked
+
+    def slot_freed(self) -> None:
+        """A slot is free: for a queue that may have more jobs, whose turn it is first."""
+        if self.stopping:
+            return
+        hungry = [intake for intake in self._intakes if intake.hungry]
+        for intake in hungry:
+            intake.wake.set()
+        self._intakes.append(self._intakes.pop(0))
+        if not hungry:
+            self._open_ears()
+
+    def looked(self) -> None:
+        """A queue has just been looked at."""
+        self._open_ears()
+        self._end_burst()
+
+    def begin(self, attempt: Attempt, ended: Callable[[], object]) -> None:
+        task = self.loop.create_task(attempt.run(), name=f"outlast attempt {attempt.job.id}")
+        self._attempts[task] = attempt
+
+        def done(task: asyncio.Task[None]) -> None:
+            del self._attempts[task]
+            ended()
+            if self._burst and not self._attempts and not self.stopping:
+                for intake in self._intakes:
+                    intake.drained = False
+                    intake.look()
+
+        task.add_done_callback(done)
+
+    def may_retry(self, error: BaseException) -> bool:
+        try:
+            return bool(self.settings.is_retryable(error))
+        except Exception:
+            logger.exception("is_retryable raised; the job is tried again")
+            return True
+
+    def on_error_of(self, error: BaseException, job: Any) -> None:
+        if self.settings.on_error is None:
+            return
+        try:
+            self.settings.on_error(error, job)
+        except Exception:
+            logger.exception("on_error raised")
+
+    def trouble(self, error: OutlastError) -> None:
+        """The database did not answer, or refused. It is tried again; the log has one line in 30 s."""
+        if isinstance(error, StoreFullError):
+            if self.loop.time() >= self._full_until:
+                for intake in self._intakes:
+                    if not intake.stopped:
+                        intake.due_in(FULL_PAUSE)
+            self._full_until = self.loop.time() + FULL_PAUSE
+        now = time.monotonic()
+        kind = type(error).__name__ + getattr(error, "code", "")
+        if now - self._logged.get(kind, -LOG_EVERY) >= LOG_EVERY:
+            self._logged[kind] = now
+            logger.warning("trouble with the database, trying again: %s", error)
+            self.on_error_of(error, None)
+
+    def split_bells(self) -> None:
+        """A cluster: one command may not name two queues, so each gets a blocking read of its own."""
+        self._bells = [Bells(self, [intake]) for intake in self._intakes]
+        for bells in self._bells:
+            self._run(bells.run(), "bells")
+
+    def _open_ears(self) -> None:
+        for bells in self._bells:
+            if any(bells.needs_waking(intake) for intake in self._intakes):
+                self._aside(bells.wake())
+
+    def _end_burst(self) -> None:
+        if self._burst and not self._attempts and not self.booked and all(intake.drained for intake in self._intakes):
+            self.stop()
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work, name="outlast aside")
+        self._asides.add(task)
+        task.add_done_callback(self._asides.discard)
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(work, name=f"outlast {name}")
+        self._core.add(task)
+        task.add_done_callback(lambda task: self._stop.set() if not task.cancelled() and task.exception() else None)
+
+    # -- a life ------------------------------------------------------------------------------------------------------
+
+    def stop(self, *, now: bool = False) -> None:
+        """Take nothing more and let what runs finish; with `now`, hand it back. For the loop's own thread."""
+        self._stop.set()
+        if now:
+            self._hurry.set()
+
+    async def run(self) -> None:
+        """Work until stopped. Raises AuthError, TransportError (TLS) or ConfigurationError when it cannot start."""
+        try:
+            try:
+                if await self._connect():
+                    await self._work()
+            except asyncio.CancelledError:
+                self._hurry.set()
+                raise
+            finally:
+                await self._shut_down()
+        finally:
+            await self.transport.aclose()
+        for task in self._core:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _connect(self) -> bool:
+        """Wait for the server. False: stopped before it answered."""
+        trying = self.loop.create_task(self._try_to_connect(), name="outlast connect")
+        stopped = self.loop.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({trying, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if trying.done():
+                await trying
+                return not self._stop.is_set()
+            return False
+        finally:
+            for task in (trying, stopped):
+                task.cancel()
+            await asyncio.gather(trying, stopped, return_exceptions=True)
+            self.started.set()
+
+    async def _try_to_connect(self) -> None:
+        pause = 0.1
+        while True:
+            try:
+                self.clock.observe(await self.transport.send(time_call()))
+                return
+            except (AuthError, ConfigurationError):
+                raise
+            except (TransportError, ServerError) as error:
+                if _has_ssl(error):
+                    raise
+                self.trouble(error)
+            self.started.set()
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, 2.0)
+
+    async def _work(self) -> None:
+        self._since = self.clock.now_ms()
+        logger.info("worker %s takes jobs of %s", self.settings.name, ", ".join(x.keys.name for x in self._intakes))
+        for intake in self._intakes:
+            self._run(intake.run(), f"intake {intake.keys.name}")
+            intake.wake.set()
+        if self.transport.cluster:
+            self.split_bells()
+        else:
+            self._bells = [Bells(self, self._intakes)]
+            self._run(self._bells[0].run(), "bells")
+        self._run(self._be_seen(), "registry")
+        await self._stop.wait()
+
+    async def _be_seen(self) -> None:
+        prune = self.loop.time() + PRUNE_EVERY * random.uniform(0.1, 1)
+        while True:
+            info = json.dumps(self._info(), separators=(",", ":"), ensure_ascii=False)
+            with suppress(OutlastError):
+                await self.transport.send_many([calls.seen(intake.keys, self.id, info) for intake in self._intakes])
+                if self.loop.time() >= prune:
+                    prune = self.loop.time() + PRUNE_EVERY
+                    for intake in self._intakes:
+                        while await self.transport.send(calls.prune_dead(intake.keys)) >= 100:
+                            pass
+            await asyncio.sleep(SEEN_EVERY)
+
+    def _info(self) -> dict[str, object]:
+        return {
+            "at": self.clock.now_ms(),
+            "name": self.settings.name,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "concurrency": self.settings.concurrency,
+            "active": len(self._attempts),
+            "started": self._since,
+            "state": "stopping" if self.stopping else "running",
+            "version": __version__,
+        }
+
+    # -- the end of it -----------------------------------------------------------------------------------------------
+
+    async def _shut_down(self) -> None:
+        self.stopping = True
+        for intake in self._intakes:
+            intake.wake.set()
+        if self._core:
+            # Deaf to doorbells from now on; cancels still come through while jobs run.
+            self._aside(self._wake_bells())
+            await self._drain()
+        self.drained = True
+        await self._end(self._core | self._asides, after=self._wake_bells())
+        if self._since:
+            await self._end({self.loop.create_task(self._sign_off())})
+        self.leases.stop()
+        await self._end({self.loop.create_task(_wait(self.leases.ended))})
+
+    async def _drain(self) -> None:
+        """Until nothing runs any more, or for the grace; then hand back what still does."""
+        intakes = [task for task in self._core if "intake" in task.get_name()]
+        # A take that is under way may still bring jobs; they go straight back.
+        await asyncio.wait(intakes, timeout=TIDY)
+        hurry = self.loop.create_task(self._hurry.wait())
+        end = None if self.settings.grace is None else self.loop.time() + self.settings.grace
+        try:
+            while self._attempts and not self._hurry.is_set():
+                left = None if end is None else end - self.loop.time()
+                if left is not None and left <= 0:
+                    break
+                await asyncio.wait({hurry, *self._attempts}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # told once already: whoever cancels has decided, so go on with handing back
+        finally:
+            hurry.cancel()
+        if not self._attempts:
+            return
+        self.hurrying = True
+        self.handed_back = len(self._attempts)
+        logger.warning("worker %s hands %d running jobs back", self.settings.name, self.handed_back)
+        for attempt in self._attempts.values():
+            attempt.stop("shutdown")
+        await asyncio.wait(self._attempts, timeout=WIND_DOWN * 1.7)
+        await self._end(set(self._attempts), patience=0)
+
+    async def _wake_bells(self) -> None:
+        for bells in self._bells:
+            await bells.wake()
+
+    async def _sign_off(self) -> None:
+        with suppress(OutlastError):
+            leave: list[Call[Any]] = [calls.seen(intake.keys, self.id, None) for intake in self._intakes]
+            leave += [Call(("DEL", intake.ctl), lambda _: None) for intake in self._intakes]
+            await self.transport.send_many(leave)
+
+    async def _end(
+        self,
+        tasks: set[asyncio.Task[None]],
+        *,
+        patience: float = TIDY / 2,
+        after: Coroutine[Any, Any, None] | None = None,
+    ) -> None:
+        """Let tasks end by themselves, then cancel them."""
+        if after is not None:
+            tasks = {*tasks, self.loop.create_task(after)}
+        for task in tasks:
+            if task.get_name() == "outlast registry":
+                task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=patience)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=TIDY)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _has_ssl(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

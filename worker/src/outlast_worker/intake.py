@@ -1,0 +1,342 @@
+"""How jobs come in: `Intake` takes the jobs of one queue, `Bells` waits for the doorbells of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from outlast.errors import AuthError, OutlastError, ServerError, StoreFullError, TransportError
+from outlast.protocol import calls
+from outlast.protocol.calls import CTL_TTL_MS, Call, Reservation, items, number, text
+
+from .attempt import Attempt
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .registration import Registration
+
+__all__ = ["Bells", "Clock", "Intake", "time_call"]
+
+logger = logging.getLogger("outlast.worker")
+
+FRESH_MS = 1000
+"""How long a reserve may be under way. One that reaches the server later takes nothing: its repeat may have run."""
+MOST = 100
+"""Jobs taken by one call."""
+FULL_PAUSE = 5.0
+"""Seconds for which nothing is taken after the database had no memory for a write: what runs must end first."""
+RETRY_BLOCKING = 60.0
+"""Seconds after which a server that refuses blocking reads is asked again."""
+
+
+def time_call() -> Call[int]:
+    """The server's clock, in ms."""
+    return Call(("TIME",), lambda reply: number(items(reply)[0]) * 1000 + number(items(reply)[1]) // 1000)
+
+
+class Clock:
+    """An estimate of the server's clock; late by at most the way of the latest answer."""
+
+    def __init__(self) -> None:
+        self._offset: float | None = None
+
+    def observe(self, server_ms: int) -> None:
+        self._offset = server_ms - time.monotonic() * 1000
+
+    def now_ms(self) -> int:
+        offset = time.time() * 1000 - time.monotonic() * 1000 if self._offset is None else self._offset
+        return int(time.monotonic() * 1000 + offset)
+
+
+class Intake:
+    """Takes jobs of one queue whenever that can bring any.
+
+    - After a take that filled every free slot there may be more: the next one goes out when a slot is free (`hungry`).
+    - Otherwise the doorbell covers what is enqueued, and a local timer what becomes due.
+    - A limited (paused) queue gives nothing before its hint has passed: only the timer counts.
+    """
+
+    def __init__(self, engine: Engine, registration: Registration) -> None:
+        self.registration = registration
+        self.keys = registration.keys(engine.prefix)
+        self.ctl = self.keys.ctl(engine.id)
+        self.attempts: dict[tuple[str, str], Attempt] = {}
+        self.running = 0
+        self.hungry = True
+        self.limited = False
+        self.drained = False
+        """Whether the latest take found nothing more that can run now."""
+        self.bell = False
+        self.due = False
+        self.wake = asyncio.Event()
+        self.looked = asyncio.Event()
+        self._engine = engine
+        self.stopped = False
+        self._booked = 0
+        self._request = 0
+        self._fresh_ms = FRESH_MS
+        self._hint: asyncio.TimerHandle | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def free(self) -> int:
+        """Jobs that may be started now."""
+        return max(0, min(self.registration.slots - self.running - self._booked, self._engine.free_slots()))
+
+    @property
+    def listens(self) -> bool:
+        """Whether a doorbell would be of use."""
+        return not (self.hungry or self.limited or self.stopped) and self.free > 0
+
+    def release_slot(self) -> None:
+        self.running -= 1
+        self._engine.slot_freed()
+
+    def due_in(self, seconds: float) -> None:
+        """Look again then: something becomes due."""
+        handle: asyncio.TimerHandle
+
+        def fire() -> None:
+            self._timers.discard(handle)
+            self.look()
+
+        handle = self._loop.call_later(seconds, fire)
+        self._timers.add(handle)
+
+    def look(self) -> None:
+        """Look now, even with no slot free: promoting what is due and reclaiming what is lost serves all workers."""
+        self.due = True
+        self.wake.set()
+
+    async def run(self) -> None:
+        """Take jobs until the worker stops."""
+        try:
+            while True:
+                await self.wake.wait()
+                self.wake.clear()
+                if self._engine.stopping:
+                    break
+                await self._look()
+                self.looked.set()
+            if self.bell:
+                await self.ring()
+        finally:
+            self.stopped = True
+            self.looked.set()
+            for handle in [*self._timers, *([self._hint] if self._hint else [])]:
+                handle.cancel()
+
+    async def _look(self) -> None:
+        engine = self._engine
+        k = min(self.free, MOST)
+        bell, due = self.bell, self.due
+        self.bell = self.due = False
+        if k == 0 and not due:
+            self.hungry = True
+            if bell:  # it came while the last slot was filled; somebody else may have one
+                await self.ring()
+            return
+        self._booked += k
+        engine.booked += k
+        try:
+            answer = await self._reserve(k, bell)
+        finally:
+            self._booked -= k
+            engine.booked -= k
+        if answer is None:
+            return
+        for job in answer.jobs:
+            self._begin(Attempt(engine, self, job))
+        taken = len(answer.jobs)
+        self.limited = answer.limited
+        self.hungry = taken == k and not self.limited
+        self.drained = taken < k and answer.hint_ms != 0 and not self.limited
+        if self._hint is not None:
+            self._hint.cancel()
+            self._hint = None
+        if answer.hint_ms == 0:
+            self.look()
+        elif answer.hint_ms > 0:
+            self._hint = self._loop.call_later(answer.hint_ms / 1000, self.look)
+        if self.hungry and self.free:
+            self.wake.set()
+        engine.looked()
+
+    def _begin(self, attempt: Attempt) -> None:
+        self.running += 1
+        key = (attempt.job.token, attempt.job.id)
+        self.attempts[key] = attempt
+        self._engine.begin(attempt, lambda: self.attempts.pop(key, None))
+
+    async def ring(self) -> None:
+        """Pass a doorbell on to another worker."""
+        try:
+            await self._engine.transport.send(Call(("LPUSH", self.keys.signal, "1"), lambda _: None))
+        except OutlastError as error:
+            self._engine.trouble(error)
+
+    async def _reserve(self, k: int, bell: bool) -> Reservation | None:
+        """Take, and repeat until it is known what was taken. None: the worker stops, or the server refused."""
+        engine, queue = self._engine, self.registration.queue
+        self._request += 1
+        again, pause = False, 0.05
+        while True:
+            stale_at = engine.clock.now_ms() + self._fresh_ms
+            call = calls.reserve(
+                self.keys,
+                worker=engine.id,
+                request=self._request,
+                k=k,
+                lease_ms=self.registration.lease_ms,
+                result_ttl_ms=queue.result_ttl_ms,
+                dead_ttl_ms=queue.dead_ttl_ms,
+                again=again,
+                stale_at_ms=stale_at,
+                bell=bell,
+            )
+            try:
+                answer = await engine.transport.send(call)
+            except TransportError as error:
+                engine.trouble(error)
+                again = again or error.maybe_applied
+            except OutlastError as error:
+                # Refused, so nothing was taken; unless it was a repeat, whose first send may have been lucky.
+                engine.trouble(error)
+                if not again:
+                    self.due_in(FULL_PAUSE if isinstance(error, StoreFullError) else random.uniform(0.5, 1.5))
+                    return None
+            else:
+                engine.clock.observe(answer.server_now_ms)
+                if not answer.stale:
+                    self._fresh_ms = FRESH_MS
+                    return answer
+                # Nothing was taken, and what is late can take nothing any more: ask anew, with more time for the way.
+                self._fresh_ms = min(self._fresh_ms * 2, FRESH_MS * 32)
+                self._request += 1
+                again = False
+                continue
+            if engine.stopping and not again:
+                return None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            if again:
+                # The first send may still lie in a dead socket's buffer; once it is too old, it can do nothing.
+                await asyncio.sleep(max(0, stale_at - engine.clock.now_ms()) / 1000 + 0.02)
+            pause = min(pause * 2, 2.0)
+
+
+class Bells:
+    """One blocking read for the doorbells and the cancel lists of `intakes`. On a cluster each queue has its own.
+
+    The read is never dropped: it might have a doorbell in its hands. When it should listen to more than it does, the
+    worker pushes a `.` to its own list, which ends the read.
+    """
+
+    def __init__(self, engine: Engine, intakes: Sequence[Intake]) -> None:
+        self._engine = engine
+        self._intakes = list(intakes)
+        self._heard: set[Intake] | None = None
+        self._polls_until = 0.0
+
+    def needs_waking(self, intake: Intake) -> bool:
+        """Whether the read in flight is deaf to a queue whose doorbell would be of use."""
+        return self._heard is not None and intake in self._intakes and intake not in self._heard and intake.listens
+
+    async def wake(self) -> None:
+        """End the read in flight."""
+        if self._heard is None:
+            return
+        ctl = self._intakes[0].ctl
+        try:
+            await self._engine.transport.send_many(
+                [
+                    Call(("RPUSH", ctl, "."), lambda _: None),
+                    Call(("PEXPIRE", ctl, str(CTL_TTL_MS)), lambda _: None),
+                ]
+            )
+        except OutlastError as error:
+            self._engine.trouble(error)
+
+    async def run(self) -> None:
+        pause = 0.1
+        while not self._engine.drained:
+            if time.monotonic() < self._polls_until:
+                await asyncio.sleep(self._engine.poll * random.uniform(0.9, 1.1))
+                await self._look([intake for intake in self._intakes if intake.free and not intake.limited])
+                continue
+            listening = [intake for intake in self._intakes if intake.listens]
+            keys = [intake.ctl for intake in self._intakes] + [intake.keys.signal for intake in listening]
+            self._intakes.append(self._intakes.pop(0))  # the next read has another queue in front
+            self._heard = set(listening)
+            try:
+                answer = await self._engine.transport.send(_blpop(keys, self._engine.block), block=self._engine.block)
+            except TransportError as error:
+                self._engine.trouble(error)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, self._engine.poll)
+                await self._look(self._intakes)  # a bell may have been lost with the connection
+                continue
+            except ServerError as error:
+                if error.code == "CROSSSLOT" and len(self._intakes) > 1:
+                    self._engine.split_bells()
+                    return
+                self._refused(error)
+                continue
+            finally:
+                self._heard = None
+            pause = 0.1
+            if answer is None:
+                await self._look(self._intakes)
+            else:
+                await self._hear(*answer)
+
+    async def _hear(self, key: str, value: str) -> None:
+        for intake in self._intakes:
+            if key == intake.keys.signal:
+                if intake.stopped:
+                    await intake.ring()
+                    return
+                intake.bell = True
+                await self._look([intake], due=False)
+                return
+            if key == intake.ctl and value != ".":
+                token, _, id = value.partition(" ")
+                attempt = intake.attempts.get((token, id))
+                if attempt is not None:
+                    attempt.stop("cancelled")
+
+    async def _look(self, intakes: Sequence[Intake], *, due: bool = True) -> None:
+        """Have the queues look, and wait until they did: what the next read listens to depends on it."""
+        for intake in intakes:
+            if not intake.stopped:
+                intake.due = intake.due or due
+                intake.looked.clear()
+                intake.wake.set()
+        for intake in intakes:
+            await intake.looked.wait()
+
+    def _refused(self, error: ServerError) -> None:
+        if not self._polls_until:
+            hint = " (an ACL without BLPOP?)" if isinstance(error, AuthError) else ""
+            logger.warning(
+                "blocking reads are refused%s: %s; polling every %g s instead, cancels arrive with the heartbeat",
+                hint,
+                error,
+                self._engine.poll,
+            )
+        self._polls_until = time.monotonic() + RETRY_BLOCKING
+
+
+def _blpop(keys: Sequence[str], block: float) -> Call[tuple[str, str] | None]:
+    def decode(reply: Any) -> tuple[str, str] | None:
+        if reply is None:
+            return None
+        key, value = items(reply)
+        return text(key), text(value)
+
+    # Not replayable: a read that was lost has perhaps eaten a doorbell, and that must be known.
+    return Call(("BLPOP", *keys, f"{block:.3f}"), decode, replayable=False)

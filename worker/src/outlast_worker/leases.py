@@ -1,0 +1,143 @@
+"""Leases, renewed by a thread: a handler that blocks the event loop, or computes for minutes, keeps its job."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from typing import TypeVarTuple
+
+from outlast.errors import OutlastError, StoreFullError
+from outlast.protocol import Keys, calls
+from outlast.protocol.calls import Reserved
+
+from .tcp import TcpTransport
+
+__all__ = ["Lease", "Leases"]
+
+Ts = TypeVarTuple("Ts")
+
+REPEAT = 0.4
+"""Seconds until a renewal that failed is tried again: a lapsed lease is taken after a grace of 1 s."""
+MOST = 200
+"""Jobs renewed in one call."""
+
+
+class Lease:
+    """One job that this worker holds. `renewed` and `until` are on the monotonic clock, in seconds."""
+
+    __slots__ = ("beat", "job", "keys", "ms", "renewed", "report", "until")
+
+    def __init__(
+        self, keys: Keys, job: Reserved, *, ms: int, beat: float, report: Callable[[calls.Held], None]
+    ) -> None:
+        self.keys = keys
+        self.job = job
+        self.ms = ms
+        self.beat = beat
+        """Seconds after which the thread renews it, unless a flush did."""
+        self.renewed = time.monotonic()
+        self.until = inf
+        """Not renewed after this: an attempt that ran out of time must not hold its job."""
+        self.report = report
+        """Called on the event loop with an answer other than ok."""
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether somebody else may have the job, as far as this process can know."""
+        return time.monotonic() - self.renewed >= self.ms / 1000
+
+
+class Leases:
+    """The thread and the leases that it renews, all that are due in one round trip."""
+
+    def __init__(
+        self, url: str, loop: asyncio.AbstractEventLoop, *, timeout: float, trouble: Callable[[OutlastError], None]
+    ) -> None:
+        self._transport = TcpTransport(url, timeout=timeout)
+        self._loop = loop
+        self._trouble = trouble
+        self._leases: set[Lease] = set()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self.ended = asyncio.Event()
+
+    def add(self, lease: Lease) -> None:
+        with self._changed:
+            self._leases.add(lease)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="outlast leases", daemon=True)
+                self._thread.start()
+            elif len(self._leases) == 1:
+                self._changed.notify()
+
+    def remove(self, lease: Lease) -> None:
+        self._leases.discard(lease)
+
+    def stop(self) -> None:
+        """End the thread; `ended` is set when it has. It may be in the middle of a call that takes its time."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is None:
+            self.ended.set()
+
+    def _run(self) -> None:
+        relief = False
+        try:
+            while True:
+                with self._changed:
+                    while not self._stopped and (wait := self._wait()) > 0:
+                        self._changed.wait(None if wait == inf else wait)
+                    if self._stopped:
+                        return
+                    due = self._due()
+                try:
+                    self._renew(due, relief)
+                    relief = False
+                except OutlastError as error:
+                    relief = isinstance(error, StoreFullError)
+                    self._tell(self._trouble, error)
+                    with self._changed:
+                        if not self._stopped:
+                            self._changed.wait(REPEAT)
+        finally:
+            self._transport.close()
+            self._tell(self.ended.set)
+
+    def _wait(self) -> float:
+        """Seconds until the next renewal is due."""
+        now = time.monotonic()
+        return min((lease.renewed + lease.beat - now for lease in self._leases if lease.until > now), default=inf)
+
+    def _due(self) -> list[Lease]:
+        # Those that are nearly due go along: one call for many is cheaper than many calls.
+        now = time.monotonic()
+        return [lease for lease in self._leases if lease.until > now and now - lease.renewed >= lease.beat * 0.75]
+
+    def _renew(self, due: list[Lease], relief: bool) -> None:
+        groups: defaultdict[tuple[str, int], list[Lease]] = defaultdict(list)
+        for lease in due:
+            groups[(lease.keys.base, lease.ms)].append(lease)
+        parts = [group[at : at + MOST] for group in groups.values() for at in range(0, len(group), MOST)]
+        now = time.monotonic()
+        answers = self._transport.send_many(
+            [calls.renew(part[0].keys, [x.job for x in part], lease_ms=part[0].ms, relief=relief) for part in parts]
+        )
+        for part, held in zip(parts, answers, strict=True):
+            for lease, answer in zip(part, held, strict=True):
+                if answer == "lost":
+                    self.remove(lease)
+                else:
+                    lease.renewed = max(lease.renewed, now)
+                if answer != "ok":
+                    self._tell(lease.report, answer)
+
+    def _tell(self, what: Callable[[*Ts], object], *arguments: *Ts) -> None:
+        with suppress(RuntimeError):  # the loop has ended; nobody is left to be told
+            self._loop.call_soon_threadsafe(what, *arguments)

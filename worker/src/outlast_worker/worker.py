@@ -1,0 +1,243 @@
+"""`Worker`: declare handlers, run them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, TypeVar, cast
+
+from outlast._checks import Duration, check_count, to_ms
+from outlast._config import find_namespace, lookup
+from outlast.errors import ConfigurationError, InvalidArgumentError
+from outlast.queue import Queue
+
+from . import policy
+from .context import JobContext, SyncJobContext
+from .engine import Engine, Settings
+from .registration import Handles, Registration, check_heartbeat
+
+__all__ = ["Worker"]
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+logger = logging.getLogger("outlast.worker")
+
+URL_NAMES = ("OUTLAST_REDIS_URL", "REDIS_URL")
+MAX_CONCURRENCY = 100_000
+
+
+class Worker:
+    """Runs the jobs of one or several queues.
+
+    ``@worker.handles(queue)`` declares, ``worker.run()`` works until SIGTERM or SIGINT; ``await worker.serve()`` and
+    ``async with worker:`` do the same inside an application and touch no signals.
+
+    - `redis_url`: see `outlast_worker.tcp.TcpTransport`. Without it OUTLAST_REDIS_URL, then REDIS_URL, read when the
+      worker starts.
+    - `concurrency`: the most jobs at a time in this process. Without it, as many as its queues together may run.
+    - `lease`: overrides the queues' (60 s). `heartbeat`: how often a silent job's lease is renewed (a quarter of the
+      lease, at most 15 s).
+    - `block` (30 s, at most half a lease): how long the worker waits for the doorbell before it looks by itself. Use
+      5 s beside workers of other implementations, which may eat doorbells. `poll` (1 s): how often it looks where the
+      server refuses blocking reads.
+    - `grace`: seconds that running jobs get after stop(); then they are handed back. Without it they may finish.
+    - `is_retryable`: decides alone whether an error is worth another attempt; it replaces the default, by which all
+      but TerminalJobError are.
+    - `on_error`: called with each error and the job's context, or None for troubles of the worker itself.
+    - `emit_interval` (0.05 s): the least time between two writes of a job's streamed text.
+    - `namespace`: as the clients' (OUTLAST_NAMESPACE). `name`: shown in the list of workers (host:pid).
+    """
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        concurrency: int | None = None,
+        lease: Duration | None = None,
+        heartbeat: Duration | None = None,
+        poll: Duration = 1.0,
+        block: Duration = 30.0,
+        grace: Duration | None = None,
+        is_retryable: Callable[[BaseException], bool] | None = None,
+        on_error: Callable[[BaseException, JobContext[Any] | SyncJobContext[Any] | None], object] | None = None,
+        emit_interval: Duration = 0.05,
+        namespace: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        if concurrency is not None:
+            check_count(concurrency, "concurrency", most=MAX_CONCURRENCY)
+        if heartbeat is not None and lease is not None:
+            check_heartbeat(heartbeat, to_ms(lease, "lease"), f"lease={lease!r}")
+        self.redis_url = redis_url
+        self.concurrency = concurrency
+        self.grace = None if grace is None else _seconds(grace, "grace", least=0)
+        self.namespace = namespace
+        self.name = name
+        self._lease = lease
+        self._heartbeat = heartbeat
+        self._poll = _seconds(poll, "poll")
+        self._block = _seconds(block, "block")
+        self._emit_interval = _seconds(emit_interval, "emit_interval", least=0)
+        self._is_retryable = is_retryable or policy.is_retryable
+        self._on_error = on_error
+        self._registrations: dict[str, Registration] = {}
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._task: asyncio.Task[int] | None = None
+        self._wanted: str | None = None
+        """A stop that came before there was anything to stop: "stop" or "now"."""
+
+    def __repr__(self) -> str:
+        return f"Worker(queues={list(self._registrations)})"
+
+    def handles(self, queue: Queue[P, R], *, concurrency: int | None = None) -> Handles[P, R]:
+        """Declare the handler of a queue: ``async def run(job: JobContext[P]) -> R``, or a plain function of a
+        `SyncJobContext[P]`, which runs in a thread of its own.
+
+        `concurrency`: jobs of this queue at a time; without it the worker's, or 1. Raises InvalidArgumentError for
+        what cannot be a handler, and for a queue that has one.
+        """
+        if not isinstance(cast("object", queue), Queue):
+            raise InvalidArgumentError(f"handles({queue!r}): give a Queue, as in @worker.handles(Queue('name'))")
+        if concurrency is not None:
+            check_count(concurrency, "concurrency", most=MAX_CONCURRENCY)
+
+        def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            if queue.name in self._registrations:
+                raise InvalidArgumentError(f"queue {queue.name!r} has a handler already; one queue, one handler")
+            self._registrations[queue.name] = Registration(
+                queue, handler, concurrency=concurrency, lease=self._lease, heartbeat=self._heartbeat
+            )
+            return handler
+
+        return cast("Handles[P, R]", register)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, *, burst: bool = False) -> None:
+        """Work until SIGTERM or SIGINT, then let running jobs finish.
+
+        A second signal, or the end of the grace, hands them back to other workers; then it ends with SystemExit(1), so
+        that a supervisor sees the difference. A third one ends the process where it stands. The signal handlers that
+        were there before are put back. `burst`: end when no job is waiting or due.
+
+        Raises AuthError for a wrong password and TransportError for a TLS mismatch; a server that is not there yet is
+        waited for.
+        """
+        previous: dict[int, Any] = {}
+        count = 0
+
+        def on_signal(number: int, _: FrameType | None) -> None:
+            nonlocal count
+            count += 1
+            if count > 2:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            self.stop(now=count > 1)
+
+        if threading.current_thread() is threading.main_thread():
+            previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            handed_back = asyncio.run(self._live(burst))
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if handed_back:
+            raise SystemExit(1)
+
+    async def serve(self, *, burst: bool = False) -> None:
+        """Work until stop() is called, inside a running application. Touches no signals.
+
+        Cancelling it hands running jobs back. Raises as `run` does.
+        """
+        await self._live(burst)
+
+    async def _live(self, burst: bool) -> int:
+        return await self._finish(self._begin(burst))
+
+    def _begin(self, burst: bool) -> Engine:
+        with self._lock:
+            if self._engine is not None:
+                raise ConfigurationError("this worker is running already; make another one")
+            engine = self._engine = Engine(self._settings(), list(self._registrations.values()), burst=burst)
+            wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            engine.stop(now=wanted == "now")
+        return engine
+
+    async def _finish(self, engine: Engine) -> int:
+        try:
+            await engine.run()
+        finally:
+            with self._lock:
+                self._engine = self._wanted = None
+        return engine.handed_back
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the worker to end, and return at once: no new jobs, running ones finish. With `now` they are handed back.
+
+        For any thread and for signal handlers. run(), serve() and ``async with`` return once it has ended.
+        """
+        engine = self._engine
+        if engine is None:
+            self._wanted = "now" if now or self._wanted == "now" else "stop"
+            return
+        with suppress(RuntimeError):  # its loop has ended, and so has the worker
+            engine.loop.call_soon_threadsafe(lambda: engine.stop(now=now))
+
+    async def __aenter__(self) -> Worker:
+        engine = self._begin(False)
+        task = self._task = engine.loop.create_task(self._finish(engine), name="outlast worker")
+        started = engine.loop.create_task(engine.started.wait())
+        await asyncio.wait({started, task}, return_when=asyncio.FIRST_COMPLETED)
+        started.cancel()
+        if task.done():
+            await task
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self.stop()
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.stop(now=True)
+            await asyncio.wait([task])
+            raise
+
+    def _settings(self) -> Settings:
+        if not self._registrations:
+            raise ConfigurationError("the worker has no handlers; declare one with @worker.handles(queue)")
+        for registration in self._registrations.values():
+            registration.slots = registration.concurrency or self.concurrency or 1
+        url = self.redis_url or next((found for name in URL_NAMES if (found := lookup(os.environ, name))), None)
+        if url is None:
+            raise ConfigurationError("no database: set OUTLAST_REDIS_URL or REDIS_URL, or give redis_url")
+        return Settings(
+            url=url,
+            prefix=find_namespace(self.namespace, os.environ),
+            name=self.name or f"{socket.gethostname()}:{os.getpid()}",
+            concurrency=self.concurrency or sum(registration.slots for registration in self._registrations.values()),
+            poll=self._poll,
+            block=self._block,
+            grace=self.grace,
+            emit_interval=self._emit_interval,
+            is_retryable=self._is_retryable,
+            on_error=self._on_error,
+        )
+
+
+def _seconds(value: Duration, name: str, *, least: float = 0.001) -> float:
+    return to_ms(value, name, least=least) / 1000
