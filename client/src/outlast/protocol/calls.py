@@ -388,7 +388,9 @@ def dead(keys: Keys, count: int) -> Plan[list[str]]:
         if not page:
             break
         # Not EXISTS: the record can have expired, and its id been used again.
-        states = yield [Call(("HMGET", keys.job(id), "status"), lambda reply: maybe_text(items(reply)[0])) for id in page]
+        states = yield [
+            Call(("HMGET", keys.job(id), "status"), lambda reply: maybe_text(items(reply)[0])) for id in page
+        ]
         found += [id for id, status in zip(page, states, strict=True) if status == "failed"]
         start += len(page)
     return found[:count]
