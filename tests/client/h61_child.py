@@ -83,9 +83,8 @@ class Reader:
     async def read(self) -> Any:
         if not self._parts:
             return types.SimpleNamespace(done=True, value=None)
-        return types.SimpleNamespace(
-            done=False, value=types.SimpleNamespace(to_bytes=lambda part=self._parts.pop(0): part)
-        )
+        part = self._parts.pop(0)
+        return types.SimpleNamespace(done=False, value=types.SimpleNamespace(to_bytes=lambda: part))
 
 
 async def fetch(url: str, options: dict[str, Any]) -> Any:
@@ -137,7 +136,7 @@ class Loop(asyncio.BaseEventLoop):
         pass
 
 
-# -- the program that would run there, as far as it runs at import -------------------------------------------------------
+# -- the program that would run there, as far as it runs at import ----------------------------------------------------
 
 import outlast  # noqa: E402
 import outlast_edge  # noqa: E402, F401

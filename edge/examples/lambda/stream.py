@@ -1,4 +1,4 @@
-"""A Lambda runtime that streams. AWS's runtime for Python sends an answer only once it is whole; this one does not wait.
+"""A Lambda runtime that streams: AWS's own runtime for Python sends an answer only once it is whole.
 
 `bootstrap.sh`, named by AWS_LAMBDA_EXEC_WRAPPER, starts it in the place of AWS's. It serves the ASGI app that the
 function's handler setting names (`app.app`) and needs a function URL with InvokeMode RESPONSE_STREAM. Standard library

@@ -1,8 +1,8 @@
 """The Pyodide bundle of workerd, built from the npm package `pyodide`.
 
 workerd fetches this file from Cloudflare and checks its digest; with the compatibility flag
-`python_workers_development` it takes `pyodide_dev.capnp.bin` from its cache folder as it is. The file is one Cap'n Proto
-message: a list of modules. What the edits below name are internals of one release of workerd, so workerd and
+`python_workers_development` it takes `pyodide_dev.capnp.bin` from its cache folder as it is. The file is one Cap'n
+Proto message: a list of modules. What the edits below name are internals of one release of workerd, so workerd and
 pyodide are pinned together in package.json.
 """
 

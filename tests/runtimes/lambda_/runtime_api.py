@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -134,12 +135,16 @@ class Sandbox:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.process = subprocess.Popen(self._command, cwd=self._folder, env=self._environment)
+        self._log = tempfile.TemporaryFile()  # closed with the sandbox
+        self.process = subprocess.Popen(
+            self._command, cwd=self._folder, env=self._environment, stdout=self._log, stderr=self._log
+        )
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.process.kill()
         self.process.wait()
+        self._log.close()
         self._api.waiting.put(None)
         self._api.shutdown()
         self._api.server_close()
@@ -158,8 +163,14 @@ class Sandbox:
         try:
             return invocation.json()
         except queue.Empty:
-            code = self.process.poll()
-            raise AssertionError(f"no answer; the process ended with {code}: {self._api.broken}") from None
+            raise AssertionError(f"no answer: {self._api.broken}\n{self.log()}") from None
+
+    def log(self) -> str:
+        """What the process has written."""
+        self._log.seek(0)
+        text = self._log.read().decode(errors="replace")
+        self._log.seek(0, os.SEEK_END)
+        return text
 
     def freeze(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
