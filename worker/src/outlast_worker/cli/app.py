@@ -1,0 +1,98 @@
+"""The application, the options that commands share, and how their errors are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from io import TextIOWrapper
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from . import show
+
+__all__ = [
+    "DATABASE",
+    "INTERRUPTED",
+    "NO",
+    "TIMEOUT",
+    "USAGE",
+    "AsJson",
+    "RedisUrl",
+    "RestToken",
+    "RestUrl",
+    "app",
+    "command",
+    "main",
+    "usage",
+]
+
+NO, USAGE, DATABASE, TIMEOUT, INTERRUPTED = 1, 2, 3, 4, 130
+
+app = typer.Typer(
+    name="outlast",
+    help="A job queue for slow, streaming model calls.",
+    epilog="Exit codes: 0 done; 1 the answer is no (failed, cancelled, not found, taken); 2 wrong arguments; "
+    "3 the database did not answer or refused; 4 time is up; 130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # theirs show local variables: prompts and passwords
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RedisUrl = Annotated[
+    str | None,
+    Option(
+        "--redis-url", show_default=False, help="redis://, rediss://, unix://; default OUTLAST_REDIS_URL, REDIS_URL."
+    ),
+]
+RestUrl = Annotated[
+    str | None,
+    Option("--rest-url", show_default=False, help="An Upstash REST address; default OUTLAST_REST_URL and so on."),
+]
+RestToken = Annotated[str | None, Option("--rest-token", show_default=False, help="Its token.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """The entry point of `outlast`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    app(prog_name="outlast")
+
+
+def command(function: Callable[..., int | None]) -> None:
+    """Register a command. Its errors become one line on stderr and an exit code; tracebacks are for bugs."""
+
+    @wraps(function)
+    def run(**arguments: Any) -> None:
+        as_json = bool(arguments.get("as_json"))
+        from outlast import InvalidArgumentError, OutlastError
+        from outlast.errors import ConfigurationError, JobError
+
+        try:
+            code = function(**arguments)
+        except OutlastError as error:
+            usage = isinstance(error, (InvalidArgumentError, ConfigurationError))
+            code = USAGE if usage else NO if isinstance(error, JobError) else DATABASE
+            show.fail(type(error).__name__, str(error), code, as_json=as_json)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except BrokenPipeError:
+            # The reader of our output has gone, which is no fault. Python must not flush into the pipe at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = NO
+        raise typer.Exit(code or 0)
+
+    app.command(function.__name__.strip("_").replace("_", "-"))(run)
+
+
+def usage(message: str) -> Exception:
+    from outlast import InvalidArgumentError
+
+    return InvalidArgumentError(message)

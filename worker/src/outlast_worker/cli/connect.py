@@ -1,0 +1,138 @@
+"""Which database a command talks to, and what is found in it without knowing names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from outlast import Client, ConfigurationError, ServerError
+from outlast.protocol import Call, Keys, calls
+from outlast.protocol.calls import items, text
+from outlast.transport import Transport
+
+__all__ = ["connect", "live_workers", "queue_names", "redis_url_or_environment"]
+
+HINT = (
+    "give --redis-url, or --rest-url with --rest-token, or set OUTLAST_REDIS_URL (`outlast dev` starts a database here)"
+)
+
+
+LIVE = 150.0
+"""Seconds for which a worker counts as alive after a sign of life; it gives one a minute."""
+FORGET = 3600.0
+"""Seconds after which the entry of a worker that died is removed by whoever comes across it."""
+
+
+def live_workers(client: Client, queue: str) -> dict[str, dict[str, Any]]:
+    """Worker id to what it last said of itself, with `seen`, the seconds since then."""
+    keys = Keys(client._prefix + queue)
+    said, now = client._transport.send_many([calls.workers(keys), Call(("TIME",), _ms)])
+    alive: dict[str, dict[str, Any]] = {}
+    gone: list[str] = []
+    for id, info in said.items():
+        try:
+            told: Any = json.loads(info)
+            seen = max(0.0, (now - told["at"]) / 1000)
+        except (ValueError, TypeError, KeyError):
+            continue  # another version's or another implementation's
+        if seen <= LIVE:
+            alive[id] = {**told, "seen": seen}
+        elif seen > FORGET:
+            gone.append(id)
+    if gone:
+        with suppress(ServerError):  # a read-only login sees them and lets them be
+            client._transport.send_many([calls.seen(keys, id, None) for id in gone])
+    return alive
+
+
+def _ms(reply: Any) -> int:
+    seconds, micros = items(reply)
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def redis_url_or_environment(redis_url: str | None) -> str | None:
+    return redis_url or os.environ.get("OUTLAST_REDIS_URL") or os.environ.get("REDIS_URL") or None
+
+
+def connect(redis_url: str | None, rest_url: str | None, rest_token: str | None) -> Client:
+    """A client of the database that the options name, else of the environment's: over TCP rather than HTTP."""
+    if redis_url is not None and (rest_url is not None or rest_token is not None):
+        raise ConfigurationError("--redis-url and --rest-url are two databases; give one of them")
+    if (rest_url is None) != (rest_token is None):
+        raise ConfigurationError("--rest-url and --rest-token belong together; give both, or neither")
+    if rest_url is not None:
+        return Client(rest_url, rest_token)
+    redis_url = redis_url_or_environment(redis_url)
+    if redis_url is not None:
+        return Client(redis_url=redis_url)
+    try:
+        client = Client()
+        client._find_address()
+    except ConfigurationError as error:
+        if str(error).startswith("no database"):
+            raise ConfigurationError(f"no database: {HINT}") from None
+        raise
+    return client
+
+
+_MARK = re.compile(r"\{([^{}]+)\}:(seq|scheduled|workers)")
+"""Keys that a queue has as soon as anything has happened to it."""
+
+
+def queue_names(client: Client) -> list[str]:
+    """The queues of the database, those of the client's namespace without it. Walks all keys by SCAN, 1,000 a call."""
+    found: set[str] = set()
+    with _nodes(client) as nodes:
+        for node in nodes:
+            cursor = "0"
+            while True:
+                cursor, keys = node.send(Call(("SCAN", cursor, "MATCH", "{*}:[sw]*", "COUNT", "1000"), _scan_page))
+                found.update(match[1] for key in keys if (match := _MARK.fullmatch(key)))
+                if cursor == "0":
+                    break
+    prefix = client._prefix
+    return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix))
+
+
+def _scan_page(reply: Any) -> tuple[str, list[str]]:
+    cursor, keys = items(reply)
+    return text(cursor), [text(key) for key in items(keys)]
+
+
+@contextmanager
+def _nodes(client: Client) -> Generator[list[Transport]]:
+    """SCAN sees one node: all masters of a cluster, else the one server."""
+    address = client._find_address()
+    if address.token is not None:
+        yield [client._transport]
+        return
+    try:
+        masters = client._transport.send(Call(("CLUSTER", "SLOTS"), _masters))
+    except ServerError:  # not a cluster
+        yield [client._transport]
+        return
+    from outlast_worker.tcp import TcpTransport
+
+    scheme, netloc, path, query, _ = urlsplit(address.url)
+    user, at, _ = netloc.rpartition("@")
+    nodes = [
+        TcpTransport(urlunsplit((scheme.partition("+")[0], f"{user}{at}{master}", path, query, "")))
+        for master in masters
+    ]
+    try:
+        yield [*nodes]
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def _masters(reply: Any) -> list[str]:
+    """[first slot, last slot, [host, port, …], replicas …] for each range of slots."""
+    masters = [items(items(entry)[2]) for entry in items(reply)]
+    hosts = {(text(master[0]), text(master[1])) for master in masters}
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in sorted(hosts)]

@@ -1,0 +1,191 @@
+"""The commands that stay: dev, gateway, worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from . import show
+from .app import AsJson, RedisUrl, command, usage
+
+__all__: list[str] = []
+
+
+@command
+def dev(
+    worker: Annotated[
+        str | None, Argument(metavar="[MODULE:WORKER]", show_default=False, help="Your worker instead of the demo's.")
+    ] = None,
+    app: Annotated[
+        str | None, Option(metavar="MODULE:APP", show_default=False, help="Your ASGI app instead of the demo's page.")
+    ] = None,
+    port: Annotated[
+        int, Option(help="Of the page; the REST gateway is one above. 0: free ones, kept from then on.")
+    ] = 8787,
+    host: Annotated[str, Option(help="Where to listen. Anything but loopback is open to others.")] = "127.0.0.1",
+    data_dir: Annotated[Path, Option(help="Where data, addresses and token are kept.")] = Path(".outlast"),
+    as_json: AsJson = False,
+) -> int:
+    """Run everything on this machine: database, REST gateway, worker and web front; without arguments a demo."""
+    import asyncio
+
+    from outlast_worker.dev.stack import Options, run
+
+    log_to_stderr("WARNING")
+    return asyncio.run(run(Options(worker, app, host, port, data_dir, as_json)))
+
+
+@command
+def worker(
+    target: Annotated[str, Argument(metavar="MODULE:WORKER", show_default=False, help="Imported from here.")],
+    concurrency: Annotated[
+        int | None, Option(min=1, show_default=False, help="Jobs at a time in one process; default as declared.")
+    ] = None,
+    processes: Annotated[int, Option(min=1, help="Processes to keep running.")] = 1,
+    grace: Annotated[
+        float | None,
+        Option(min=0, metavar="SECONDS", show_default=False, help="Time for running jobs after a stop; default: all."),
+    ] = None,
+    burst: Annotated[bool, Option("--burst", help="End when no job is waiting or due.")] = False,
+    reload: Annotated[bool, Option("--reload", help="Restart when a Python file below here changes.")] = False,
+    redis_url: RedisUrl = None,
+    as_json: AsJson = False,
+    parent_fd: Annotated[int | None, Option(hidden=True)] = None,
+) -> int:
+    """Run the jobs of MODULE:WORKER.
+
+    SIGTERM or SIGINT: no new jobs, running ones finish. After --grace, or at a second signal, they are handed back
+    to other workers, and the exit code is 1. A process that dies is started again (--processes, --reload).
+    """
+    log_to_stderr("INFO")
+    if parent_fd is None and (processes > 1 or reload):
+        if burst and reload:
+            raise usage("--burst ends and --reload never does; give one of them")
+        options = [] if concurrency is None else ["--concurrency", str(concurrency)]
+        # A handler that runs on would hold up the new source: with --reload it is handed back to it.
+        grace = 5.0 if grace is None and reload else grace
+        options += [] if grace is None else ["--grace", str(grace)]
+        options += ["--burst"] if burst else []
+        return supervise(target, processes, options, reload=reload, redis_url=redis_url, as_json=as_json)
+
+    from outlast_worker import Worker
+
+    from .load import load
+    from .supervise import Lifeline
+
+    lifeline = None if parent_fd is None else Lifeline(parent_fd)
+    found = load(target, "a worker")
+    if not isinstance(found, Worker):
+        raise usage(f"{target} is {type(found).__name__}, not a Worker")
+    url = redis_url or os.environ.get(URL_FROM_PARENT)
+    if url:
+        found.redis_url = url
+    if concurrency is not None:
+        found.concurrency = concurrency
+    if grace is not None:
+        found.grace = grace
+    if as_json and parent_fd is None:
+        show.dump({"pid": os.getpid(), "worker": target, "processes": 1})
+    if lifeline is not None:
+        lifeline.ready()
+    found.run(burst=burst)
+    return 0
+
+
+URL_FROM_PARENT = "OUTLAST_WORKER_REDIS_URL"
+"""How --redis-url reaches child processes: a command line can be read by everybody on the machine."""
+
+
+def supervise(
+    target: str, processes: int, options: list[str], *, reload: bool, redis_url: str | None, as_json: bool
+) -> int:
+    import asyncio
+
+    from .supervise import Program, Supervisor, on_signals
+
+    async def run() -> int:
+        base = [sys.executable, "-m", "outlast_worker", "worker", target, *options, "--parent-fd", "{fd}"]
+        env = {**os.environ, URL_FROM_PARENT: redis_url} if redis_url else None
+        programs = [Program(f"worker process {n + 1}", base, env=env) for n in range(processes)]
+        supervisor = Supervisor(programs, until_done="--burst" in options, reload=Path.cwd() if reload else None)
+        with on_signals(supervisor.stop):
+            if as_json:
+                show.dump({"pid": os.getpid(), "worker": target, "processes": processes})
+            return await supervisor.run()
+
+    return asyncio.run(run())
+
+
+@command
+def gateway(
+    redis_url: RedisUrl = None,
+    port: Annotated[int, Option(help="0 takes a free one.")] = 8079,
+    host: Annotated[str, Option(help="Where to listen. Anything but loopback is open to others.")] = "127.0.0.1",
+    token: Annotated[
+        str | None, Option(show_default=False, help="What callers must send; default OUTLAST_REST_TOKEN, or a new one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """An Upstash-compatible REST front for a Redis or Valkey of your own."""
+    import asyncio
+    import secrets
+
+    from outlast import ConfigurationError
+    from outlast_worker.gateway import Database, GatewayConfig
+    from outlast_worker.gateway.config import LOOPBACK_NAMES, is_loopback
+
+    from .connect import redis_url_or_environment
+
+    log_to_stderr("WARNING")
+    url = redis_url_or_environment(redis_url)
+    if url is None:
+        raise ConfigurationError("no database: give --redis-url, or set OUTLAST_REDIS_URL")
+    local = is_loopback(host)
+    config = GatewayConfig(
+        databases=[
+            Database(redis_url=url, token=token or os.environ.get("OUTLAST_REST_TOKEN") or secrets.token_urlsafe(24))
+        ],
+        allow_remote=not local,
+        allowed_hosts=LOOPBACK_NAMES if local else ["*"],
+    )
+    return asyncio.run(serve_gateway(config, host, port, as_json=as_json))
+
+
+async def serve_gateway(config: Any, host: str, port: int, *, as_json: bool) -> int:
+    import asyncio
+    from shlex import quote
+
+    from outlast_worker.gateway import GatewayServer
+
+    from .supervise import on_signals
+
+    stopped = asyncio.Event()
+
+    def stop() -> None:
+        if stopped.is_set():
+            os._exit(130)  # asked twice: do not wait for the requests in progress
+        stopped.set()
+
+    with on_signals(stop):
+        async with GatewayServer(config, host, port) as server:
+            token = config.databases[0].token
+            if as_json:
+                show.dump({"rest_url": server.url, "rest_token": token})
+            else:
+                show.put(f"export OUTLAST_REST_URL={server.url}\nexport OUTLAST_REST_TOKEN={quote(token)}")
+            await stopped.wait()
+    return 0
+
+
+def log_to_stderr(level: str) -> None:
+    """For the processes that stay. Libraries that log addresses or requests stay silent below a warning."""
+    import logging
+
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("outlast").setLevel(level)

