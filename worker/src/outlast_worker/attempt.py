@@ -204,13 +204,14 @@ class Attempt:
         except BaseException as error:
             failure = error
 
-        def done() -> None:
-            self._result, self._error = result, failure
-            self._ended.set()
-
         with suppress(RuntimeError):  # the worker has ended without this thread
-            self._loop.call_soon_threadsafe(done)
+            self._loop.call_soon_threadsafe(self._plain_ended, result, failure)
         failure = None  # this frame is in its traceback
+
+    def _plain_ended(self, result: Any, failure: BaseException | None) -> None:
+        # Handed over as arguments: a closure would read them when the loop gets to it, after the line above.
+        self._result, self._error = result, failure
+        self._ended.set()
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
