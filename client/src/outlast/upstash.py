@@ -7,7 +7,6 @@ Every call of this library can be repeated, so a resend costs time but changes n
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
@@ -116,6 +115,8 @@ class AsyncUpstashTransport:
 
     async def send(self, call: Call[T], *, block: float | None = None) -> T:
         """Send one call. HTTP cannot wait on the server, so `block` means nothing here."""
+        from asyncio import sleep  # imported late: it loads ssl, which a plain client has no use for
+
         attempt = _Attempt(call)
         while True:
             try:
@@ -124,7 +125,7 @@ class AsyncUpstashTransport:
                 pause = attempt.failed(error)
             else:
                 return cast("T", attempt.answered(reply)[0])
-            await asyncio.sleep(pause)
+            await sleep(pause)
 
     async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """Send independent calls: reads in one request, scripts one by one.
@@ -133,6 +134,8 @@ class AsyncUpstashTransport:
         """
         if any(call.script for call in calls):
             return [await self.send(call) for call in calls]
+        from asyncio import sleep
+
         attempt = _Attempt(*calls)
         while True:
             pipeline = self._redis.pipeline()
@@ -144,7 +147,7 @@ class AsyncUpstashTransport:
                 pause = attempt.failed(error)
             else:
                 return attempt.answered(*replies)
-            await asyncio.sleep(pause)
+            await sleep(pause)
 
     async def aclose(self) -> None:
         """Nothing: the client is the caller's."""
