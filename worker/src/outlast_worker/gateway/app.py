@@ -24,7 +24,7 @@ from outlast_worker.gateway.faults import Faults, Rule
 from outlast_worker.gateway.meter import Bill, billed
 from outlast_worker.gateway.replica import Replica, concerns
 from outlast_worker.gateway.request import Gone, Receive, Request, Scope, Send
-from outlast_worker.gateway.resp import Error, Reply, encode_command, encode_commands, encode_reply
+from outlast_worker.gateway.resp import Error, Reply, ResultTooLarge, encode_command, encode_commands, encode_reply
 from outlast_worker.gateway.scripts import digest
 from outlast_worker.gateway.upstream import Outcome, Refused, Upstream, UpstreamError
 from outlast_worker.gateway.wire import BadRequest, event, parse_command, parse_commands, slot, to_json
@@ -295,10 +295,9 @@ class Gateway:
     async def _copy(self, request: Request, backend: Backend, steps: list[Step]) -> Replica | None:
         """The copy that this request reads, if replica_lag is on and concerns it."""
         rule = self.faults.lag if self.faults else None
-        if rule is None:
-            await backend.drop_replica()
+        copy = await backend.replica(rule)
+        if rule is None or copy is None:
             return None
-        copy = await backend.replica()
         if request.sync_token > copy.version or not concerns([step.args for step in steps], rule.pattern):
             return None
         return copy if rule.fires([step.name for step in steps]) else None
@@ -412,7 +411,7 @@ def _formats(request: Request) -> tuple[bool, bool]:
 
 
 def _status(replies: Sequence[Reply], many: bool) -> int:
-    """The HTTP status. Only a lone command's failure shows in it."""
-    if many or not isinstance(replies[0], Error):
+    """The HTTP status. Only a lone command's failure shows in it, and a result that is too large not even then."""
+    if many or not isinstance(replies[0], Error) or isinstance(replies[0], ResultTooLarge):
         return 200
     return 413 if replies[0].startswith(b"ERR max request size exceeded") else 400

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from outlast_worker.gateway.commands import Commands, read_table
 from outlast_worker.gateway.config import Database, GatewayConfig
+from outlast_worker.gateway.faults import Rule
 from outlast_worker.gateway.replica import Replica
 from outlast_worker.gateway.resp import Error, Reply, encode_command
 from outlast_worker.gateway.scripts import Scripts
@@ -48,18 +49,16 @@ class Backend:
             self._commands = rules
         return rules
 
-    async def replica(self) -> Replica:
-        """The copy that stands still, made if there is none."""
+    async def replica(self, rule: Rule | None) -> Replica | None:
+        """The copy for `rule`, made at its first request; without a rule, or with a newer one, the old copy goes."""
         async with self._replica_lock:
-            if self._replica is None:
-                self._replica = await Replica.freeze(self.upstream, self.version, self.connect)
+            copy = self._replica
+            if copy is not None and copy.rule is not rule:
+                self._replica = None
+                await copy.drop()
+            if rule is not None and self._replica is None:
+                self._replica = await Replica.freeze(self.upstream, self.version, rule, self.connect)
             return self._replica
-
-    async def drop_replica(self) -> None:
-        async with self._replica_lock:
-            copy, self._replica = self._replica, None
-        if copy is not None:
-            await copy.drop()
 
     def user(self, name: str, password: str) -> Upstream:
         """The connections of an ACL user."""
@@ -99,7 +98,7 @@ class Backend:
 
     async def aclose(self) -> None:
         with suppress(UpstreamError):
-            await self.drop_replica()
+            await self.replica(None)
         for upstream in (self.upstream, *self._users.values()):
             await upstream.aclose()
 

@@ -15,6 +15,7 @@ the methods here; GET lists, DELETE clears.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ _KINDS: Final[Mapping[str, Any]] = {
     "text": str,
     "pattern": str,
 }
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 @dataclass(eq=False)
@@ -222,6 +224,11 @@ class Faults:
             raise InvalidArgumentError(
                 f"every={rule.every} and times={rule.times} must be at least 1 (times may be None)"
             )
+        if not 200 <= rule.status <= 599:
+            raise InvalidArgumentError(f"status={rule.status} is no status of an answer: 200 to 599")
+        for name, value in rule.headers.items():
+            if not (_HEADER_NAME.fullmatch(str(name)) and isinstance(value, str) and value.isprintable()):
+                raise InvalidArgumentError(f"headers: {name!r} cannot be sent with the value {value!r}")
         if rule.command is not None:
             rule.command = rule.command.upper()
         self.rules = [r for r in self.rules if not r.spent]

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
+from outlast_worker.gateway.faults import Rule
 from outlast_worker.gateway.resp import Error, Reply, encode_command
 from outlast_worker.gateway.upstream import Address, Upstream, UpstreamError
 
@@ -27,19 +28,22 @@ until cursor == '0'
 
 @dataclasses.dataclass
 class Replica:
-    """The copy, and the sync token up to which it is complete."""
+    """The copy, the sync token up to which it is complete, and the rule that asked for it."""
 
     upstream: Upstream
     version: int
+    rule: Rule
 
     @classmethod
-    async def freeze(cls, primary: Upstream, version: int, connect: Callable[[Address], Upstream]) -> Replica:
+    async def freeze(
+        cls, primary: Upstream, version: int, rule: Rule, connect: Callable[[Address], Upstream]
+    ) -> Replica:
         """Copy the database as it is now. Raises UpstreamError if there is no room for the copy."""
         answer = await _ask(primary, b"CONFIG", b"GET", b"databases")
         count = int(answer[1]) if isinstance(answer, list) and isinstance(answer[1], bytes) else 16
         if count - 1 == primary.address.number:
             raise UpstreamError("replica_lag needs the server's last database, which is the one served", sent=False)
-        replica = cls(connect(dataclasses.replace(primary.address, number=count - 1)), version)
+        replica = cls(connect(dataclasses.replace(primary.address, number=count - 1)), version, rule)
         if await _ask(replica.upstream, b"EXISTS", MARK) == 0 and await _ask(replica.upstream, b"DBSIZE") != 0:
             await replica.upstream.aclose()
             raise UpstreamError(f"replica_lag needs database {count - 1} of the server, which is not empty", sent=False)

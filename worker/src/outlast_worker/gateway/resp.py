@@ -28,6 +28,12 @@ class Error(bytes):
         return self.decode("utf-8", "replace")
 
 
+class ResultTooLarge(Error):
+    """In place of a reply over the limit. The command has run, and HTTP says 200."""
+
+    __slots__ = ()
+
+
 class NilArray:
     """`*-1`: what XREAD answers when there is nothing. JSON null, like None, but another byte sequence."""
 
@@ -115,7 +121,7 @@ class Parser:
                 depth = len(self._open)
                 if depth <= self.depth:
                     if self._size > self.limit:
-                        value = size_error(self.limit, self._size)
+                        value = ResultTooLarge(size_error(self.limit, self._size))
                     self._size = 0
                 if not depth:
                     done.append(value)

@@ -268,15 +268,16 @@ class Upstream:
                 async with asyncio.timeout(self._timeout):
                     connection = self._idle.pop() if self._idle else await self.open()
                     connection.parser.depth = 1 if transaction else 0
-                    return await self._run(connection, payload, count, transaction)
-            except TimeoutError:
-                raise self._late(connection) from None
-            finally:
+                    outcome = await self._run(connection, payload, count, transaction)
+            except BaseException as error:
                 if connection is not None:
-                    if connection.load:
-                        connection.close()  # given up half-way: MULTI may still be open on it
-                    elif not connection.lost.done():
-                        self._idle.append(connection)
+                    connection.close()  # given up half-way: MULTI may still be open on it
+                if isinstance(error, TimeoutError):
+                    raise self._late(connection) from None
+                raise
+            if not connection.lost.done():
+                self._idle.append(connection)
+            return outcome
 
     @asynccontextmanager
     async def subscription(self, *command: bytes) -> AsyncGenerator[Subscription]:
@@ -354,16 +355,15 @@ class Upstream:
         return meter
 
     async def _pick(self) -> Connection:
-        """The shared connection with the least to do; opens another one while all are busy."""
-        best = min(self._shared, key=lambda c: c.load, default=None)
-        if best is None or (best.load and len(self._shared) < self._size):
+        """An idle shared connection, a new one, or, when there are enough of them, the one with the least to do."""
+        while True:
+            best = min(self._shared, key=lambda c: c.load, default=None)
+            if best is not None and (not best.load or len(self._shared) >= self._size):
+                return best
             if self._growing is None or self._growing.done():
                 self._growing = asyncio.ensure_future(self._grow())
                 self._growing.add_done_callback(lambda task: task.cancelled() or task.exception())
-            if best is None:
-                await asyncio.shield(self._growing)
-                return await self._pick()
-        return best
+            await asyncio.shield(self._growing)
 
     async def _grow(self) -> None:
         self._shared.append(await self.open())
@@ -381,7 +381,8 @@ class Upstream:
         else:
             opening = loop.create_connection(create, address.host, address.port, ssl=address.tls)
         try:
-            _, connection = await asyncio.wait_for(opening, min(10.0, self._timeout))
+            async with asyncio.timeout(min(10.0, self._timeout)):
+                _, connection = await opening
         except (OSError, TimeoutError) as error:
             raise UpstreamError(f"no database answers at {address}: {error or 'time-out'}", sent=False) from error
         self._all.add(connection)
