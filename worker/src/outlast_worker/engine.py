@@ -9,7 +9,6 @@ import os
 import random
 import secrets
 import socket
-import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outlast import __version__
-from outlast.errors import AuthError, ConfigurationError, OutlastError, ServerError, StoreFullError, TransportError
+from outlast.errors import AuthError, ConfigurationError, OutlastError, StoreFullError
 from outlast.protocol import calls
 from outlast.protocol.calls import Call
 
@@ -25,7 +24,7 @@ from .attempt import WIND_DOWN, Attempt
 from .intake import FULL_PAUSE, Bells, Clock, Intake, time_call
 from .leases import Leases
 from .registration import Registration
-from .tcp import AsyncTcpTransport
+from .tcp import AsyncTcpTransport, TlsError
 
 __all__ = ["Engine", "Settings"]
 
@@ -235,11 +234,9 @@ class Engine:
             try:
                 self.clock.observe(await self.transport.send(time_call()))
                 return
-            except (AuthError, ConfigurationError):
-                raise
-            except (TransportError, ServerError) as error:
-                if _has_ssl(error):
-                    raise
+            except (AuthError, ConfigurationError, TlsError):
+                raise  # waiting does not help
+            except OutlastError as error:
                 self.trouble(error)
             self.started.set()
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -362,11 +359,3 @@ class Engine:
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
-
-
-def _has_ssl(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, ssl.SSLError):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

