@@ -100,7 +100,7 @@ def number(request: Request, name: str, default: float, *, most: float, least: f
     return min(float(text), most)
 
 
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_KEY = re.compile(r"[\x21\x23-\x7e][\x21-\x7e]{0,254}")
 _QUOTED = re.compile(r'"((?:[\x20-\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 
 

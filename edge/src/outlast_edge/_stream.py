@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outlast import Chunk, Data, Event, Gap, JobNotFoundError, JobStatus, OutlastError, Progress, Restarted
 from outlast.protocol import Tail
+from outlast.records import TERMINAL
 from outlast.transport import AsyncTransport
 
 from ._frames import KEEP_ALIVE, SSE_HEADERS, FailureText, frame, project
@@ -84,12 +85,13 @@ class Reader:
         return self.tail.done or self.tail.delay > 0
 
     def look(self, events: Sequence[Event[Any]]) -> tuple[JobStatus, int]:
-        """The state after `events`: a worker's output says that the job runs before the record was looked at."""
-        if self.tail.seen is not self._seen:
+        """The state after `events`: an attempt's first output says that it runs before the record was looked at."""
+        if self.tail.seen is not None and self.tail.seen is not self._seen:
             self._seen = self.tail.seen
-            self.state = self.tail.seen or self.state
+            if self._seen[0] not in TERMINAL:  # the end has an event of its own
+                self.state = self._seen
         for event in events:
-            if isinstance(event, Chunk | Data | Progress | Restarted):
+            if isinstance(event, Chunk | Data | Progress | Restarted) and event.attempt > self.state[1]:
                 self.state = "active", event.attempt
         return self.state
 
