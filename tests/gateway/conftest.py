@@ -128,6 +128,7 @@ def gateway_server(valkey_url: str) -> Iterator[GatewayServer]:
         databases=[
             Database(redis_url=valkey_url, token=TOKEN, readonly_token=READONLY),
             Database(redis_url=f"{valkey_url}/3", token="the token of database 3"),
+            Database(redis_url=f"{valkey_url}/4", token="the SDK's token"),
         ],
         faults=Faults(),
         keepalive=0.2,
