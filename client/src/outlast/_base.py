@@ -278,6 +278,8 @@ class Follow(Generic[R]):
 
     def failed(self, error: OutlastError) -> None:
         """Survive a fault that may pass, else raise it. The transport has repeated the call already."""
+        if isinstance(error, ServerError) and "max request size exceeded" in str(error) and self.tail.shrink():
+            return  # Upstash's limit holds for one command's answer: ask for less at once
         transient = isinstance(error, TransportError) or (isinstance(error, ServerError) and error.code in TRANSIENT)
         now = monotonic()
         if self._faults == 0:
@@ -286,6 +288,7 @@ class Follow(Generic[R]):
             # Before the first answer a wrong address is likelier than a short fault.
             raise error
         self.fault = error
+        self.tail.shrink()  # on a slow link a page may be what takes too long
         if self._left() <= 0:
             self.going = False
             return

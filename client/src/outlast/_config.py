@@ -49,6 +49,8 @@ def find_address(url: str | None, token: str | None, redis_url: str | None, env:
     url = redis_url if url is None else url
     if url is not None:
         if url.startswith(TCP_SCHEMES):
+            if token is not None:
+                raise ConfigurationError("token is for HTTP; a Redis URL has its password in it: leave token out")
             return Address(url, None)
         if redis_url is not None:
             raise ConfigurationError("redis_url starts with none of redis://, rediss:// and unix://; use url for HTTP")

@@ -50,6 +50,7 @@ class AsyncClient(ClientBase):
     - `namespace`: stands in front of every queue's name, so that a preview deployment does not eat production's
       jobs. Default: OUTLAST_NAMESPACE, else nothing.
     - `read_regions`: the database has replicas that lag: an unknown job is believed to be one only after 3 s.
+    - `env`: read instead of os.environ: a mapping, or an object with attributes.
     - `sync_token`: what another client's `sync_token` was after a write that this one must see.
 
     The rest is for HTTP only:

@@ -162,8 +162,13 @@ class Queue(Generic[P, R]):
             raise InvalidArgumentError(
                 f"{what} of queue {self.name!r}: its codec returned {type(text).__name__}, not str"
             )
-        # Most texts are far below the limit: measure the bytes only where the characters do not already decide.
-        if len(text) * 4 > limit and (size := len(text.encode("utf-8"))) > limit:
+        try:
+            size = len(text) if text.isascii() else len(text.encode("utf-8"))
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                f"{what} of queue {self.name!r}: its codec returned half a surrogate pair, which UTF-8 cannot hold"
+            ) from None
+        if size > limit:
             raise InvalidArgumentError(
                 f"{what} of queue {self.name!r} has {size} bytes of JSON; the limit is {limit}: store it elsewhere "
                 f"and pass a reference, or raise max_{what}"

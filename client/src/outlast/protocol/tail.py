@@ -110,7 +110,7 @@ class Tail(Generic[R]):
         self._keys = keys
         self._queue = queue
         self._fixed = poll
-        self._limit = limit
+        self._limit = self._count = limit
         self._read_regions = read_regions
         self._wait_only = record_first
         self._waits_on_stream = blocking
@@ -137,17 +137,22 @@ class Tail(Generic[R]):
         if self._step in ("seek", "top"):
             return Call(("XREVRANGE", events, "+", "-", "COUNT", "1"), _entries)
         if self._step == "check":
-            return Call(("HMGET", job, "id", "status", "result", "error", "attempt", "finishedAt"), items)
+            return Call(("HMGET", job, "id", "status", "result", "error", "attempt", "finishedAt", "gen"), items)
         wait: tuple[str, ...] = ()
         self._blocked = block is not None and self.blocks
         if block is not None and self.blocks:
             wait = ("BLOCK", str(max(1, int(block * 1000))))
-        return Call(("XREAD", "COUNT", str(self._limit), *wait, "STREAMS", events, self.cursor), _first_stream)
+        return Call(("XREAD", "COUNT", str(self._count), *wait, "STREAMS", events, self.cursor), _first_stream)
 
     @property
     def blocks(self) -> bool:
         """Whether the next poll may wait on the server: a read, of a job that is known to be there."""
         return self._step == "read" and self._known
+
+    def shrink(self) -> bool:
+        """Read fewer entries at once: a page was too much for the server or the link. False: it was one already."""
+        self._count, before = max(1, self._count // 4), self._count
+        return self._count < before
 
     def feed(self, reply: Any) -> list[Event[R]]:
         """What the answer of the last `poll` means."""
@@ -190,8 +195,9 @@ class Tail(Generic[R]):
             out += self._event(id, fields)
             if self.done:
                 return out
-        if len(entries) < self._limit:
+        if len(entries) < self._count:
             self.delay = self._pause()
+        self._count = min(self._limit, self._count * 2)
         return out
 
     def _skip(self) -> None:
@@ -238,7 +244,9 @@ class Tail(Generic[R]):
                 return self._conclude()
             self.delay = self._pause()
             return []
-        if _split(last) == at or (self._record and at[0] == number(self._record[5])):
+        ended, gen = map(number, self._record[5:]) if self._record else (0, 0)
+        # The end has a time of its own, unless the job was over within the millisecond that it was made in.
+        if _split(last) == at or at[0] == ended != gen:
             self.done = True  # the caller has had the end, or the one that was made up
             return []
         if self._record and not entries:
@@ -249,7 +257,7 @@ class Tail(Generic[R]):
 
     def _conclude(self) -> list[Event[R]]:
         assert self._record is not None
-        _, status, result, error, attempt, finished = self._record
+        _, status, result, error, attempt, finished, _ = self._record
         fields = {"t": status_of(status), "a": str(number(attempt))}
         fields["d"] = (maybe_text(result) or "null") if fields["t"] == "completed" else (maybe_text(error) or "")
         at, ended = _split(self.cursor), (number(finished), 0)
@@ -356,7 +364,7 @@ def _first_stream(reply: Any) -> list[tuple[str, dict[str, str]]]:
     if reply is None or reply == []:
         return []
     match items(reply):
-        case [stream]:
-            return _entries(items(stream)[1])
+        case [[_, entries]]:
+            return _entries(entries)
         case _:
             raise ReplyShapeError("expected one stream in the reply")
