@@ -55,7 +55,7 @@ from outlast.records import TERMINAL
 
 from ._frames import SSE_HEADERS, FailureText, generic_failure, parse_result, project
 from ._http import Problem, idempotency_key, json_reply, number, object_body, precondition, wants
-from ._stream import EventStream, Reader, reconnect
+from ._stream import EventStream, Limits, Reader, reconnect
 from ._tokens import check_token, make_token
 
 if TYPE_CHECKING:
@@ -296,23 +296,8 @@ class Edge:
                     return await self._cancel(request, target, jobs)
                 case _:
                     return await self._events(request, target, jobs)
-        except Problem as problem:
-            return problem.response()
-        except HTTPException as error:
-            return _from_exception(error).response()
-        except (TransportError, ServerError) as error:
-            log.warning("%s %s: %s", request.method, target.kind, type(error).__name__)
-            wait = max(getattr(error, "retry_after", None) or 0, 60 if isinstance(error, QuotaExceededError) else 5)
-            return Problem(
-                503,
-                "unavailable",
-                "The job store does not answer. Try again, with the same Idempotency-Key if there was one.",
-                headers={"Retry-After": str(round(wait))},
-            ).response()
-        except Exception:
-            # Answered here and not by the server's outermost layer, so that a CORS layer in between sees it.
-            log.exception("%s %s failed", request.method, target.kind)
-            return Problem(500, "internal", "Something went wrong on the server.").response()
+        except Exception as error:
+            return problem_of(error, f"{request.method} {target.kind}").response()
 
     def _jobs(self, request: Request, queue: AnyQueue) -> AsyncJobs[Any, Any]:
         client = self._client(request) if callable(self._client) else self._client
@@ -352,8 +337,7 @@ class Edge:
         if caller is None:
             raise Problem(403, "forbidden", "You may not enqueue here.")
         key = idempotency_key(request)
-        most = self._max_body if self._max_body is not None else 2 * queue.max_payload + 16 * 1024
-        body = await object_body(request, most)
+        body = await object_body(request, self._most(queue))
         if "payload" not in body:
             raise Problem(422, "bad_body", 'The body has no "payload".')
         options = {name: value for name, value in body.items() if name != "payload"}
@@ -364,18 +348,9 @@ class Edge:
             if not trusted and name not in self._accept:
                 raise Problem(422, "not_accepted", f"{name!r} is for the server to choose (Edge(accept=…) opens it).")
         owner = caller if isinstance(caller, str) else options.pop("owner", None)
-        try:
-            text = dump_json(body["payload"])
-            if len(text.encode()) > queue.max_payload:
-                raise Problem(413, "too_large", f"The payload may have at most {queue.max_payload} bytes of JSON.")
-            payload = queue.payload_codec.decode(text)
-        except (InvalidArgumentError, ReplyShapeError) as error:
-            raise Problem(422, "bad_payload", f"The payload {error}.") from None
-        except (ValueError, TypeError):
-            raise Problem(422, "bad_payload", "The payload is not one of this queue.") from None
+        payload = parse_payload(queue, body["payload"])
         if key is not None:
-            # The owner is part of the key: nobody else's can be hit, and none can be asked for.
-            key = "edge:" + sha256(json.dumps([owner, key]).encode()).hexdigest()
+            key = owned_key(owner, key)
         try:
             if "id" in options and not trusted:
                 taken = await jobs.get(options["id"])
@@ -469,9 +444,8 @@ class Edge:
                 raise _not_found()
             if request.method == "HEAD":
                 return _no_length(Response(headers=SSE_HEADERS))
-            shown = self._jobs(request, self._shown[target.queue.name])
-            tail = Tail(shown._keys, job.id, shown.queue, after=after)
-            reader = Reader(shown._transport, tail, (job.status, job.attempt), polls=self._max_polls)
+            reader = self._reader(request, target.queue, job, after)
+            tail = reader.tail
             # Whether a finished job has anything left decides between 200 and 204: EventSource stops at that.
             ready = await reader.rest() if job.status in TERMINAL else []
             if tail.done and not ready:
@@ -483,12 +457,10 @@ class Edge:
         return EventStream(
             reader,
             ready,
+            self._limits(request.scope),
             progress=job.progress,
             snapshot=snapshot,
             failure_text=self._failure_text,
-            seconds=self._limit(request.scope, self._max_stream),
-            keepalive=self._keepalive,
-            send_timeout=self._send_timeout,
         )
 
     async def _page(self, request: Request, target: Target, jobs: AsyncJobs[Any, Any], after: str | None) -> Response:
@@ -517,10 +489,66 @@ class Edge:
             headers={"Vary": "Accept"},
         )
 
+    def _reader(self, request: Request, queue: AnyQueue, job: AnyJob, after: str | None = None) -> Reader:
+        """Reads the events of a job that the caller may see."""
+        shown = self._jobs(request, self._shown[queue.name])
+        tail = Tail(shown._keys, job.id, shown.queue, after=after)
+        return Reader(shown._transport, tail, (job.status, job.attempt), polls=self._max_polls)
+
+    def _most(self, queue: AnyQueue) -> int:
+        """Bytes that a request to enqueue may have."""
+        return self._max_body if self._max_body is not None else 2 * queue.max_payload + 16 * 1024
+
+    def _limits(self, scope: Scope) -> Limits:
+        return Limits(self._limit(scope, self._max_stream), self._keepalive, self._send_timeout)
+
     def _limit(self, scope: Scope, seconds: float) -> float:
         """`seconds`, or less where the platform says that it ends us before."""
         left = _platform_left(scope)
         return seconds if left is None else max(0.1, min(seconds, left - _MARGIN))
+
+
+def parse_payload(queue: AnyQueue, value: Any) -> Any:
+    """A payload of the queue from JSON that a caller sent."""
+    try:
+        text = dump_json(value)
+        if len(text.encode()) > queue.max_payload:
+            raise Problem(413, "too_large", f"The payload may have at most {queue.max_payload} bytes of JSON.")
+        return queue.payload_codec.decode(text)
+    except (InvalidArgumentError, ReplyShapeError) as error:
+        raise Problem(422, "bad_payload", f"The payload {error}.") from None
+    except (ValueError, TypeError):
+        raise Problem(422, "bad_payload", "The payload is not one of this queue.") from None
+
+
+def owned_key(owner: str | None, key: str) -> str:
+    """A caller's idempotency key as the queue has it: with the owner in it, so that nobody else's can be hit."""
+    return "edge:" + sha256(json.dumps([owner, key]).encode()).hexdigest()
+
+
+def problem_of(error: Exception, what: str) -> Problem:
+    """The answer to `what`, which failed: no failure goes through to the server's outermost layer.
+
+    So a CORS layer in between sees it, and the browser shows a status instead of a network error. Raises
+    ClientDisconnect again: there is nobody to answer.
+    """
+    if isinstance(error, ClientDisconnect):
+        raise error
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, HTTPException):
+        return _from_exception(error)
+    if isinstance(error, (TransportError, ServerError)):
+        log.warning("%s: %s", what, type(error).__name__)
+        wait = max(getattr(error, "retry_after", None) or 0, 60 if isinstance(error, QuotaExceededError) else 5)
+        return Problem(
+            503,
+            "unavailable",
+            "The job store does not answer. Try again, with the same Idempotency-Key if there was one.",
+            headers={"Retry-After": str(round(wait))},
+        )
+    log.error("%s failed", what, exc_info=error)
+    return Problem(500, "internal", "Something went wrong on the server.")
 
 
 def _platform_left(scope: Scope) -> float | None:

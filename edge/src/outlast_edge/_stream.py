@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -22,7 +22,7 @@ from outlast.transport import AsyncTransport
 
 from ._frames import KEEP_ALIVE, SSE_HEADERS, FailureText, frame, project
 
-__all__ = ["EventStream", "Reader", "reconnect"]
+__all__ = ["CutOff", "EventStream", "Limits", "Reader", "Stream", "reconnect"]
 
 log = logging.getLogger("outlast.edge")
 
@@ -130,38 +130,50 @@ class Snapshot:
         return frame("snapshot", {**self._data, "text": "".join(self._text)}, id=self._id)
 
 
-class EventStream(Response):
-    """The response: a `state` frame, the events, and exactly one reason why it ends.
+class Limits(NamedTuple):
+    """Of one stream, in seconds."""
 
-    `seconds`: after which it ends with `reconnect`. `keepalive`: seconds of silence before a comment.
-    `send_timeout`: seconds that a viewer may take to read what is in its way before it is given up.
-    """
+    seconds: float
+    """After which it ends by itself."""
+    keepalive: float
+    """Of silence before a comment."""
+    send_timeout: float
+    """That a viewer may take to read what is in its way before it is given up."""
+
+
+class Stream(Response):
+    """A response that follows a job and ends before the platform would end it. What goes over it is the subclass's."""
 
     def __init__(
         self,
         reader: Reader,
         ready: Sequence[Event[Any]],
-        *,
-        progress: float,
-        snapshot: bool,
-        failure_text: FailureText,
-        seconds: float,
-        keepalive: float,
-        send_timeout: float,
+        limits: Limits,
+        headers: Mapping[str, str] = SSE_HEADERS,
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(SSE_HEADERS)
+        self.init_headers(headers)
         if "content-length" in self.headers:
             del self.headers["content-length"]
         self._reader = reader
         self._ready = ready
-        self._progress = progress
-        self._snapshot = Snapshot(reader.state[1]) if snapshot else None
-        self._failure_text = failure_text
-        self._seconds = seconds
-        self._keepalive = keepalive
-        self._send_timeout = send_timeout
+        self._seconds, self._keepalive, self._send_timeout = limits
+
+    def _open(self) -> bytes:
+        """What goes out before the first read."""
+        raise NotImplementedError
+
+    def _encode(self, events: Sequence[Event[Any]]) -> bytes:
+        """What goes out for the events of one read."""
+        raise NotImplementedError
+
+    def _close(self, reason: str) -> bytes:
+        """The last words of a connection that ends before the job: max_duration, max_polls, gone or unavailable.
+
+        It may raise CutOff, where an end in good order would be taken for the job's.
+        """
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the end or until the viewer is gone, whichever the server tells us of first."""
@@ -190,7 +202,7 @@ class EventStream(Response):
 
     async def _follow(self) -> None:
         reader, tail = self._reader, self._reader.tail
-        await self._write(self._state(RETRY))
+        await self._write(self._open())
         events = self._ready
         try:
             while True:
@@ -202,13 +214,13 @@ class EventStream(Response):
                     raise _Over("max_polls")
                 events = await self._beating(reader.read())
         except _Over as over:
-            await self._write(reconnect(over.reason, RESUME, max_stream=self._seconds))
+            await self._write(self._close(over.reason))
         except JobNotFoundError:
             # The next connection is answered for good: 204 with a cursor, 404 without.
-            await self._write(reconnect("gone", RESUME))
+            await self._write(self._close("gone"))
         except OutlastError as error:
             log.warning("the stream of job %r broke off: %s", tail.id, type(error).__name__)
-            await self._write(b": the database does not answer\n" + reconnect("unavailable"))
+            await self._write(self._close("unavailable"))
 
     async def _beating(self, reading: Coroutine[Any, Any, T]) -> T:
         """Await a read. Meanwhile a comment goes out whenever the stream has been silent for too long."""
@@ -227,6 +239,48 @@ class EventStream(Response):
             if not task.done():
                 task.cancel()
                 await asyncio.wait((task,))
+
+    async def _write(self, body: bytes, *, more: bool = True) -> None:
+        await self._message({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _message(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout):
+                await self._send(message)
+        except TimeoutError:
+            raise _Stalled from None
+        self._silent_since = self._clock()
+
+
+class EventStream(Stream):
+    """The response: a `state` frame, the events, and exactly one reason why it ends."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        ready: Sequence[Event[Any]],
+        limits: Limits,
+        *,
+        progress: float,
+        snapshot: bool,
+        failure_text: FailureText,
+    ) -> None:
+        super().__init__(reader, ready, limits)
+        self._progress = progress
+        self._snapshot = Snapshot(reader.state[1]) if snapshot else None
+        self._failure_text = failure_text
+
+    def _open(self) -> bytes:
+        return self._state(RETRY)
+
+    def _close(self, reason: str) -> bytes:
+        match reason:
+            case "unavailable":
+                return b": the database does not answer\n" + reconnect(reason)
+            case "gone":
+                return reconnect(reason, RESUME)
+            case _:
+                return reconnect(reason, RESUME, max_stream=self._seconds)
 
     def _encode(self, events: Sequence[Event[Any]]) -> bytes:
         """The frames of one read, with a `state` behind them if it has changed."""
@@ -257,16 +311,12 @@ class EventStream(Response):
         status, attempt = self._reader.state
         return frame("state", {"status": status, "attempt": attempt, "progress": self._progress}, retry=retry)
 
-    async def _write(self, body: bytes, *, more: bool = True) -> None:
-        await self._message({"type": "http.response.body", "body": body, "more_body": more})
 
-    async def _message(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._send_timeout):
-                await self._send(message)
-        except TimeoutError:
-            raise _Stalled from None
-        self._silent_since = self._clock()
+class CutOff(Exception):
+    """Raised out of the application so that the server breaks the connection: this end must not pass for the job's.
+
+    Servers write it into their log. Where they have no limit of their own, a longer `max_stream` makes it rare.
+    """
 
 
 class _Over(Exception):
