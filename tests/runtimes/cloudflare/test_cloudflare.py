@@ -100,7 +100,6 @@ def test_the_worker_makes_streams_resumes_and_cancels_jobs(
                     kind, data, cursor = next(events)
                     assert kind == "chunk"
                     heard += data["text"]
-        until_quiet(requests)  # nothing is told of a viewer that leaves: its reads end all the same
         hand.end(heard)
         with connect_sse(http, "GET", made["events_url"], headers={**BEARER, "last-event-id": cursor}) as source:
             [(kind, data, cursor)] = list(kinds(source.iter_sse()))
@@ -140,6 +139,24 @@ def test_h61_a_worker_starts_without_randomness_and_calls_go_through_fetch(serve
     assert "AsyncClient" in report["plain client"]
     assert report["pydantic"] is False
     assert report["transport"] == "FetchTransport"
+
+
+def test_a_viewer_that_leaves_is_read_for_no_longer_than_the_next_keep_alive(
+    serve: Callable[[Path], Workerd], hand: Hand, upstream: Upstream
+) -> None:
+    # Cloudflare tells the Worker nothing and runs no `finally`: only a write that nobody takes ends the stream.
+    with serve(HERE / "probe") as workerd, httpx.Client(base_url=workerd.url, timeout=30) as http:
+        made = http.post("/v1/jobs", json={"payload": {"prompt": "hello"}}).json()
+        hand.take(made["id"])
+        reads = upstream.faults.delay(0, times=None)
+        with connect_sse(http, "GET", made["events_url"]) as source:
+            hand.say("one")
+            assert next(kinds(source.iter_sse()))[0] == "chunk"
+        until_quiet(reads)
+        hand.say("two")
+        hand.end("one two")
+        with connect_sse(http, "GET", made["events_url"]) as source:
+            assert [kind for kind, _, _ in kinds(source.iter_sse())] == ["chunk", "chunk", "completed"]
 
 
 def test_h61_in_pyodide_every_call_works_and_time_limits_hold(

@@ -4,11 +4,13 @@ import json
 import os
 import sys
 import uuid
+import warnings
 from typing import Any
 
-from workers import Response, WorkerEntrypoint, env
+from workers import Response, WorkerEntrypoint, asgi, env
 
 from outlast import AsyncClient, Client, ConfigurationError, Queue
+from outlast_edge import Edge
 
 
 def attempt(what: Any) -> str:
@@ -24,10 +26,14 @@ at_start = {"uuid4": attempt(uuid.uuid4), "urandom": attempt(lambda: os.urandom(
 plain = Queue("generate")
 client = AsyncClient.from_env(env)
 jobs = client.queue(plain)
+with warnings.catch_warnings(record=True):
+    app = Edge(client, queues=[plain], public=True, keepalive=0.5).app()
 
 
 class Default(WorkerEntrypoint):
     async def fetch(self, request: Any) -> Any:
+        if "/v1/" in request.url:
+            return await asgi.fetch(app, request, self.env, self.ctx)
         made = await jobs.enqueue({"prompt": "žluťoučký 🐎"})
         job = await jobs.get(made.id)
         assert job is not None
