@@ -281,16 +281,24 @@ class Attempt:
 
     def _log(self, error: BaseException, what: str) -> None:
         job, name = self.job, self._queue.name
-        terminal = isinstance(error, (TerminalJobError, RateLimitedError))
-        level = logging.WARNING if terminal else logging.ERROR
+        stack: str | None = None
+        info: BaseException | None = None
         if policy.quotes_input(error):
             stack = "".join(traceback.format_tb(error.__traceback__))
-            logger.log(level, "job %r of queue %r, attempt %d, %s: %s\n%s", job.id, name, job.attempt, what,
-                       policy.error_text(error), stack)  # fmt: skip
-        else:
-            info = (type(error), error, error.__traceback__) if error.__traceback__ else None
-            logger.log(level, "job %r of queue %r, attempt %d, %s: %s", job.id, name, job.attempt, what,
-                       policy.error_text(error), exc_info=info)  # fmt: skip
+        elif not isinstance(error, RateLimitedError):
+            info = error
+        level = logging.WARNING if isinstance(error, (RateLimitedError, TerminalJobError)) else logging.ERROR
+        logger.log(
+            level,
+            "job %r of queue %r, attempt %d, %s: %s%s",
+            job.id,
+            name,
+            job.attempt,
+            what,
+            policy.error_text(error),
+            f"\n{stack}" if stack else "",
+            exc_info=info,
+        )
 
     def _tell(self, error: BaseException, context: Any) -> None:
         self._engine.on_error_of(error, context)
@@ -308,7 +316,8 @@ class Attempt:
             if (error := self._output.pop_error()) is not None:
                 logger.warning("job %r: its last text could not be written: %s", self.job.id, error)
         await self._output.close(WIND_DOWN)
-        self._free()  # the next reserve leaves in the same write as the settle
+        if outcome.pause_ms is None:
+            self._free()  # the next reserve leaves in the same write as the settle; a pause has to be there before it
         answer = await self._send(outcome)
         if answer == "lost":
             self._log_lost(outcome)

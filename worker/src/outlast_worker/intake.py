@@ -263,6 +263,8 @@ class Bells:
 
     async def run(self) -> None:
         pause = 0.1
+        for intake in self._intakes:  # what there is comes first; then it is known what to listen to
+            await intake.looked.wait()
         while not self._engine.drained:
             if time.monotonic() < self._polls_until:
                 await asyncio.sleep(self._engine.poll * random.uniform(0.9, 1.1))

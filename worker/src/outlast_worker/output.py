@@ -14,7 +14,7 @@ from outlast.codec import dump_json
 from outlast.errors import InvalidArgumentError, OutlastError, ServerError, StoreFullError, TransportError
 from outlast.protocol import calls
 
-from .policy import mend
+from .policy import mend, mend_deep
 
 if TYPE_CHECKING:
     from outlast.transport import AsyncTransport
@@ -44,13 +44,16 @@ def event_of(value: object) -> tuple[str, str]:
         raise InvalidArgumentError(f"emit takes text or a JSON value, not {type(value).__name__}; decode it first")
     try:
         return "data", dump_json(value)
-    except InvalidArgumentError:
-        if value is None or isinstance(value, (bool, int, float)):
+    except InvalidArgumentError as error:
+        mended = mend_deep(value)
+        if mended != value:
+            return "data", dump_json(mended)
+        if not str(error).startswith("not JSON"):
             raise
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:
-        return "data", dump_json(to_jsonable_python(value, by_alias=True))
+        return "data", dump_json(mend_deep(to_jsonable_python(value, by_alias=True)))
     except PydanticSerializationError:
         raise InvalidArgumentError(f"emit: {type(value).__name__} cannot be written as JSON") from None
 
