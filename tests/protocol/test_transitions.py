@@ -180,6 +180,23 @@ def test_a_life_lies_above_the_one_before_even_if_clocks_go_back(lab: Lab) -> No
     assert all(_order(id) > _order(old) for id, _ in lab.entries())
 
 
+def test_a_life_lies_above_its_record_when_the_stream_has_expired(lab: Lab) -> None:
+    lab.running().complete()
+    gen = int(lab.record()["gen"])
+    lab.raw("DEL", lab.keys.events("job-a"))
+    lab.now -= 3_600_000
+    lab.enqueue()
+    assert int(lab.record()["gen"]) == gen + 1
+
+
+def test_a_life_lies_above_the_stream_when_the_record_does_not_tell(lab: Lab) -> None:
+    """As after a foreign life of the id, or with a record that was evicted alone."""
+    lab.raw("XADD", lab.keys.events("job-a"), f"{T0 + 5000}-3", "t", "chunk", "d", "old")
+    lab.enqueue()
+    assert lab.record()["gen"] == str(T0 + 5001)
+    assert [id for id, _ in lab.entries()] == [f"{T0 + 5001}-0"]
+
+
 def _order(id: str) -> tuple[int, ...]:
     return tuple(map(int, id.split("-")))
 

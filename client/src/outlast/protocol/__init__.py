@@ -16,8 +16,21 @@ review), keep KEYS, ARGV and REPLY in its header true (a test reads them), and r
 addressed by content: old and new scripts run side by side during a deploy, so the data must suit both.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .calls import Call
 from .keys import Keys
-from .tail import Tail
+
+if TYPE_CHECKING:
+    from .tail import Tail
 
 __all__ = ["Call", "Keys", "Tail"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Tail":  # whoever only enqueues need not load it
+        raise AttributeError(f"module 'outlast.protocol' has no attribute {name!r}")
+    from .tail import Tail
+
+    globals()[name] = Tail
+    return Tail

@@ -2,7 +2,7 @@
 
 DIGESTS: dict[str, str] = {
     "cancel": "9eca787b4a5d61ee2c3b0920917c22d406021aa6",
-    "enqueue": "3d03f39d43ccbade4a6e894f3aa63927cf418a93",
+    "enqueue": "4819d8db7e9e358d966aa0535f5d0f570b34936d",
     "flush": "b66dc38915335665b290a3bdccbc8211171c62b6",
     "prune_dead": "d4e993e481c72543484323b85d1aac021b8c32a8",
     "release": "4e6bd3a4a9edd477c02c628709fc50ba33e7fee0",

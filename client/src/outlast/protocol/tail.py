@@ -22,19 +22,8 @@ import re
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ..errors import InvalidArgumentError, JobNotFoundError, ReplyShapeError
-from ..records import (
-    TERMINAL,
-    Cancelled,
-    Chunk,
-    Completed,
-    Data,
-    Event,
-    Failed,
-    Gap,
-    JobStatus,
-    Progress,
-    Restarted,
-)
+from ..events import Cancelled, Chunk, Completed, Data, Event, Failed, Gap, Progress, Restarted
+from ..records import TERMINAL, JobStatus
 from .calls import Call, items, maybe_text, number, status_of, text
 
 if TYPE_CHECKING:

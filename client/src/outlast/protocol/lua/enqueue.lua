@@ -52,9 +52,7 @@ local now = clock(now_arg)
 local gen, top = now, nil
 if own then
   top = top_of(events)
-  if old[3] then
-    gen = math.max(gen, (tonumber(old[3]) or 0) + 1)
-  end
+  gen = math.max(gen, (tonumber(old[3]) or 0) + 1)
   if top then
     gen = math.max(gen, (parts(top[1])) + 1)
   end
