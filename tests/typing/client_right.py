@@ -130,3 +130,11 @@ def transports(redis: upstash_redis.Redis, aredis: upstash_redis.asyncio.Redis) 
     Client(upstash=redis)
     AsyncClient(upstash=aredis)
     Client(redis_url="redis://x")
+
+assert_type(Queue("half", payload=Prompt), Queue[Prompt, Any])
+assert_type(Queue("other half", result=Answer), Queue[Any, Answer])
+
+
+def half_typed(jobs: Jobs[Prompt, Any], anything: Queue) -> None:
+    assert_type(anything, Queue[Any, Any])
+    assert_type(jobs.wait("id"), Any)

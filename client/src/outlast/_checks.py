@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from datetime import timedelta
 from math import isfinite
+from typing import Any, TypeGuard
 
 from .errors import MAX_DELAY, InvalidArgumentError
 
-__all__ = ["Duration", "check_count", "check_id", "check_priority", "check_queue_name", "to_ms"]
+__all__ = [
+    "Duration",
+    "check_count",
+    "check_id",
+    "check_priority",
+    "check_queue_name",
+    "is_dict",
+    "is_list",
+    "to_ms",
+]
 
 Duration = float | timedelta
 """Seconds as a number, or a timedelta."""
@@ -16,7 +26,15 @@ MAX_ID_BYTES = 512
 """UTF-8 bytes of a job id or idempotency key. Room for a hash, a path or a URL; a bound on what a key costs."""
 
 
-def to_ms(value: Duration, name: str, *, least: float = 0.0, most: float = MAX_DELAY) -> int:
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
+    return isinstance(value, dict)
+
+
+def to_ms(value: object, name: str, *, least: float = 0.0, most: float = MAX_DELAY) -> int:
     """`value` in whole milliseconds, rounded up so that a positive duration never becomes none."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from ._checks import is_dict
 from .errors import InvalidArgumentError, ReplyShapeError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _check(value: Any) -> None:
         if isinstance(item, str):
             if not item.isascii():
                 _check_text(item)
-        elif isinstance(item, dict):
+        elif is_dict(item):
             if depth > MAX_DEPTH:
                 raise InvalidArgumentError(f"nested deeper than {MAX_DEPTH} levels, or contains itself")
             for key, inner in item.items():

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic
 
 from ._checks import Duration, check_count, check_queue_name, to_ms
 from .codec import codec_for
 from .errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    from typing_extensions import TypeForm, TypeVar
+
+    # What is not declared is Any. Only checkers see the default: typing has it from Python 3.13 on.
+    P = TypeVar("P", default=Any)
+    R = TypeVar("R", default=Any)
+else:
+    from typing import TypeVar
+
+    P = TypeVar("P")
+    R = TypeVar("R")
 
 __all__ = ["Queue"]
 
-P = TypeVar("P")
-R = TypeVar("R")
+_ANY: Any = Any
 
 
 class Queue(Generic[P, R]):
@@ -31,7 +39,8 @@ class Queue(Generic[P, R]):
       how soon a dead worker's job is found, not how long a job may run.
     - `backoff`, `max_backoff` (1 s, 60 s): an attempt n that failed waits between 0 and
       ``min(max_backoff, backoff * 2**(n-1))``, drawn evenly ("full jitter").
-    - `result_ttl` (1 h): how long a finished record and its output are kept. At least 10 s: several polls.
+    - `result_ttl` (1 h): how long a finished record and its output are kept. At least 1 s; a quiet reader over HTTP
+      polls every 2 s, so below some 10 s it may come too late.
     - `idempotency_ttl` (= `result_ttl`): how long a key answers after its job has completed; never longer than the
       record, which is cut to `result_ttl`.
     - `dead_ttl` (7 days): how long a dead-lettered job is kept.
@@ -59,50 +68,12 @@ class Queue(Generic[P, R]):
         "timeout_ms",
     )
 
-    @overload
-    def __init__(
-        self: Queue[Any, Any],
-        name: str,
-        *,
-        max_attempts: int = ...,
-        timeout: Duration = ...,
-        lease: Duration = ...,
-        backoff: Duration = ...,
-        max_backoff: Duration = ...,
-        result_ttl: Duration = ...,
-        idempotency_ttl: Duration | None = ...,
-        dead_ttl: Duration = ...,
-        events_max_len: int = ...,
-        max_payload: int = ...,
-        max_result: int = ...,
-        check_payload: bool = ...,
-    ) -> None: ...
-    @overload
     def __init__(
         self,
         name: str,
         *,
-        payload: TypeForm[P] = ...,
-        result: TypeForm[R] = ...,
-        max_attempts: int = ...,
-        timeout: Duration = ...,
-        lease: Duration = ...,
-        backoff: Duration = ...,
-        max_backoff: Duration = ...,
-        result_ttl: Duration = ...,
-        idempotency_ttl: Duration | None = ...,
-        dead_ttl: Duration = ...,
-        events_max_len: int = ...,
-        max_payload: int = ...,
-        max_result: int = ...,
-        check_payload: bool = ...,
-    ) -> None: ...
-    def __init__(
-        self,
-        name: str,
-        *,
-        payload: Any = Any,
-        result: Any = Any,
+        payload: TypeForm[P] = _ANY,
+        result: TypeForm[R] = _ANY,
         max_attempts: int = 3,
         timeout: Duration = 3600.0,
         lease: Duration = 60.0,

@@ -22,10 +22,10 @@ from binascii import a2b_base64
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import cache
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
-from ._checks import Duration, to_ms
+from ._checks import Duration, is_list, to_ms
 from .errors import AuthError, ConfigurationError, InvalidArgumentError, OutlastError, ServerError, TransportError
 from .protocol import Call
 from .transport import TRANSIENT, server_error
@@ -494,10 +494,6 @@ class _Exchange:
 
 
 # -- details ---------------------------------------------------------------------------------------------------------
-
-
-def is_list(value: object) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
 
 
 def _decode(value: Any) -> Any:

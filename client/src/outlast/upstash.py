@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ._checks import is_dict
 from .errors import TransportError
 from .protocol import Call
 from .rest import TOTAL, backoff
@@ -155,10 +156,6 @@ class AsyncUpstashTransport:
 
 def _raw(reply: Any) -> Any:
     """A formatted reply in the flat shape of RESP2, which is what Calls read."""
-    if _is_dict(reply):
+    if is_dict(reply):
         return [part for pair in reply.items() for part in pair]
     return reply
-
-
-def _is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
-    return isinstance(value, dict)
