@@ -4,8 +4,9 @@ import { beforeEach, test } from "node:test";
 import { MultiRegionRatelimit, Ratelimit } from "@upstash/ratelimit";
 import { Redis } from "@upstash/redis";
 
-const redis = new Redis({ url: process.env.GATEWAY_URL, token: process.env.GATEWAY_TOKEN, retry: { retries: 0 } });
-const second = new Redis({ url: process.env.GATEWAY_URL, token: process.env.GATEWAY_TOKEN_2, retry: { retries: 0 } });
+const options = { url: process.env.GATEWAY_URL, retry: { retries: 0 }, enableAutoPipelining: process.env.ONE_BY_ONE !== "1" };
+const redis = new Redis({ ...options, token: process.env.GATEWAY_TOKEN });
+const second = new Redis({ ...options, token: process.env.GATEWAY_TOKEN_2 });
 const algorithms = {
   fixedWindow: () => Ratelimit.fixedWindow(3, "60 s"),
   slidingWindow: () => Ratelimit.slidingWindow(3, "60 s"),
@@ -41,16 +42,12 @@ test("a dynamic limit takes the place of the built-in one", async () => {
   assert.deepEqual([(await limit.limit("user")).success, (await limit.limit("user")).success], [true, false]);
 });
 
-test("deny lists and analytics are written and read", async () => {
-  const limit = new Ratelimit({ redis, limiter: Ratelimit.fixedWindow(3, "60 s"), prefix: "listed", analytics: true, enableProtection: true, ephemeralCache: false });
-  await redis.sadd("listed:denyList:all", "villain");
-  const denied = await limit.limit("villain");
-  await denied.pending;
-  assert.deepEqual([denied.success, denied.reason, denied.deniedValue], [false, "denyList", "villain"]);
+test("analytics are written", async () => {
+  const limit = new Ratelimit({ redis, limiter: Ratelimit.fixedWindow(3, "60 s"), prefix: "seen", analytics: true, ephemeralCache: false });
   const allowed = await limit.limit("user");
   await allowed.pending;
   assert.equal(allowed.success, true);
-  assert.ok((await redis.keys("listed:events:*")).length > 0);
+  assert.ok((await redis.keys("seen:events:*")).length > 0);
 });
 
 for (const name of ["fixedWindow", "slidingWindow"]) {

@@ -56,9 +56,13 @@ def url(valkey_url: str) -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.parametrize("one_by_one", ["0", "1"], ids=["pipelined", "one-by-one"])
 @pytest.mark.parametrize("tests", sorted(path.name for path in HERE.glob("*.test.mjs")))
-def test_the_javascript_sdks_cannot_tell_the_gateway_from_the_service(folder: Path, url: str, tests: str) -> None:
-    tokens = {"GATEWAY_TOKEN": TOKENS[0], "GATEWAY_TOKEN_2": TOKENS[1]}
-    output = run(folder, "--test", "--test-reporter=spec", "--test-timeout=30000", tests, GATEWAY_URL=url, **tokens)
+def test_the_javascript_sdks_cannot_tell_the_gateway_from_the_service(
+    folder: Path, url: str, tests: str, one_by_one: str
+) -> None:
+    environment = {"GATEWAY_URL": url, "GATEWAY_TOKEN": TOKENS[0], "GATEWAY_TOKEN_2": TOKENS[1]}
+    options = ("--test", "--test-reporter=spec", "--test-timeout=30000")
+    output = run(folder, *options, tests, ONE_BY_ONE=one_by_one, **environment)
     assert "fail 0" in output
     assert "pass 0" not in output
