@@ -9,6 +9,8 @@ import types
 from typing import Any
 
 import pytest
+import upstash_redis
+import upstash_redis.asyncio
 
 import outlast
 from outlast.errors import ConfigurationError
@@ -125,6 +127,15 @@ def test_a_transport_is_used_as_it_is_and_not_closed() -> None:
     with outlast.Client(transport=transport, namespace="n") as client:
         assert client._transport is transport
         assert client.queue(outlast.Queue("q"))._keys.name == "n.q"
+
+
+def test_the_upstash_client_of_the_other_kind_is_refused() -> None:
+    plain, other = upstash_redis.Redis("https://x", "t"), upstash_redis.asyncio.Redis("https://x", "t")
+    with pytest.raises(ConfigurationError, match="async"):
+        _ = outlast.Client(upstash=other)._transport  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="plain"):
+        _ = outlast.AsyncClient(upstash=plain)._transport  # type: ignore[arg-type]
+    plain.close()
 
 
 def test_namespaces() -> None:

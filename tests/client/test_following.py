@@ -56,12 +56,15 @@ FAULT = outlast.TransportError("cut")
 END = page([b"1001-0", [b"t", b"completed", b"d", b"1", b"a", b"1", b"n", b"2"]])
 
 
-def test_faults_in_mid_watch_are_survived_and_reading_goes_on_behind_the_last_event() -> None:
+def test_faults_in_mid_watch_are_survived_and_reading_goes_on_behind_the_last_event(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     transport = Script(
         page(entry(1)), FAULT, outlast.ServerError("LOADING", code="LOADING"), page(entry(2)), FAULT, END
     )
     events = list(jobs_over(transport).watch("id", poll=0.01))
     assert [event.type for event in events] == ["chunk", "chunk", "completed"]
+    assert len(caplog.records) == 2, "each outage is told once"
     assert [args[-1] for args in transport.sent] == ["0-0", "1000-1", "1000-1", "1000-1", "1000-2", "1000-2"]
 
 

@@ -24,12 +24,14 @@ from .errors import (
     ServerError,
     TransportError,
 )
-from .protocol import Call, Keys, Tail, calls
-from .records import Cancelled, Completed, Enqueued, Event, EventPage, Failed
+from .protocol import Call, Keys, calls
+from .records import Enqueued
 from .transport import TRANSIENT
 
 if TYPE_CHECKING:
     from ._checks import Duration
+    from .events import Completed, Event, EventPage
+    from .protocol import Tail
     from .queue import Queue
 
 __all__ = ["ClientBase", "Follow", "JobsBase", "outcome", "page"]
@@ -188,6 +190,8 @@ class JobsBase(Generic[P, R]):
         limit: int = 500,
         result_only: bool = False,
     ) -> Follow[R]:
+        from .protocol import Tail
+
         pace = None if poll is None else to_ms(poll, "poll", least=0.01) / 1000
         blocking = blocking and pace is None
         tail = Tail(
@@ -221,7 +225,7 @@ def _limit_ms(value: Duration | None, name: str, delay_ms: int, delay: Duration)
 def payload_hash(text: str) -> str:
     """SHA-256 of a payload's canonical JSON: the order of keys and the blanks of a codec make no difference."""
     # The text of a codec of the caller's own that does not write JSON counts as it is.
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         text = json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -287,6 +291,10 @@ class Follow(Generic[R]):
         if not transient or not self._answered or now - self._since > OUTAGE:
             # Before the first answer a wrong address is likelier than a short fault.
             raise error
+        if self._faults == 0:
+            import logging
+
+            logging.getLogger("outlast").warning("job %r: %s; asking again for up to %g s", self.tail.id, error, OUTAGE)
         self.fault = error
         self.tail.shrink()  # on a slow link a page may be what takes too long
         if self._left() <= 0:
@@ -298,11 +306,15 @@ class Follow(Generic[R]):
 
 
 def page(follow: Follow[R], events: list[Event[R]]) -> EventPage[R]:
+    from .events import EventPage
+
     return EventPage(events, follow.tail.cursor, follow.tail.done)
 
 
 def outcome(id: str, event: Event[R]) -> Completed[R] | None:
     """A completed job's event, None for an event that ends nothing. Raises what else a job can end as."""
+    from .events import Cancelled, Completed, Failed
+
     match event:
         case Completed():
             return event

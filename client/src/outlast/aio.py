@@ -20,7 +20,6 @@ from ._base import (
 from ._config import tcp_transport
 from .errors import OutlastError, StoreFullError, TransportError
 from .protocol import calls
-from .records import Enqueued, Event, EventPage, Job, Stats
 from .transport import AsyncTransport, adrive
 
 if TYPE_CHECKING:
@@ -30,7 +29,9 @@ if TYPE_CHECKING:
     import upstash_redis.asyncio
 
     from ._checks import Duration
+    from .events import Event, EventPage
     from .queue import Queue
+    from .records import Enqueued, Job, Stats
 
 __all__ = ["AsyncClient", "AsyncJobs"]
 
@@ -45,7 +46,7 @@ class AsyncClient(ClientBase):
     UPSTASH_REDIS_REST_URL and _TOKEN; KV_REST_API_URL and _TOKEN; OUTLAST_REDIS_URL or REDIS_URL (over TCP, needs
     outlast-worker). `url` takes redis:// and rediss:// as well. Without any, the first call raises ConfigurationError.
 
-    - `transport`: any object that sends Calls, instead of an address.
+    - `transport`: any object that sends Calls, instead of an address. Closing it stays your business.
     - `upstash`: an `upstash_redis.asyncio` client of your own, instead of an address. Give it ``rest_retries=0``.
     - `namespace`: stands in front of every queue's name, so that a preview deployment does not eat production's
       jobs. Default: OUTLAST_NAMESPACE, else nothing.

@@ -480,6 +480,9 @@ class _Exchange:
         if self._repeats >= REPEATS or monotonic() + pause >= self._deadline:
             raise error
         self._repeats += 1
+        import logging
+
+        logging.getLogger("outlast").debug("%s; sent again in %.2f s", error, pause)
         return pause
 
     def _error(self, what: str, *, status: int | None = None, applied: bool = True) -> TransportError:

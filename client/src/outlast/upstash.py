@@ -8,11 +8,12 @@ Every call of this library can be repeated, so a resend costs time but changes n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import iscoroutinefunction
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._checks import is_dict
-from .errors import TransportError
+from .errors import ConfigurationError, TransportError
 from .protocol import Call
 from .rest import TOTAL, backoff
 from .transport import TRANSIENT, server_error
@@ -67,7 +68,7 @@ class UpstashTransport:
     sync_token = None
 
     def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis
+        self._redis: Any = _of_kind(redis, waits=False)
 
     def send(self, call: Call[T], *, block: float | None = None) -> T:
         """Send one call. HTTP cannot wait on the server, so `block` means nothing here."""
@@ -112,7 +113,7 @@ class AsyncUpstashTransport:
     sync_token = None
 
     def __init__(self, redis: AsyncRedis) -> None:
-        self._redis: Any = redis
+        self._redis: Any = _of_kind(redis, waits=True)
 
     async def send(self, call: Call[T], *, block: float | None = None) -> T:
         """Send one call. HTTP cannot wait on the server, so `block` means nothing here."""
@@ -159,3 +160,11 @@ def _raw(reply: Any) -> Any:
     if is_dict(reply):
         return [part for pair in reply.items() for part in pair]
     return reply
+
+
+def _of_kind(redis: Any, *, waits: bool) -> Any:
+    """The two classes share their name, and the wrong one would fail only when a reply is read."""
+    if iscoroutinefunction(redis.execute) is not waits:
+        kind, use = ("plain", "Client") if waits else ("async", "AsyncClient")
+        raise ConfigurationError(f"upstash is the {kind} upstash_redis client; use it with {use}")
+    return redis
