@@ -249,6 +249,25 @@ def test_prune_takes_a_batch_and_asks_to_be_called_again(lab: Lab) -> None:
     assert [lab.send(calls.prune_dead(lab.keys)) for _ in range(3)] == [BATCH, 5, 0]
 
 
+def test_what_a_job_was_given_reaches_its_holder(lab: Lab) -> None:
+    extra = [("owner", "me"), ("timeoutMs", "5000"), ("resultTtlMs", "7000"), ("trace", "00-1-2-01")]
+    lab.enqueue(payload='"p"', max_attempts=4, priority=6, key="k", expires_ms=9000, deadline_ms=20_000, extra=extra)
+    lab.now += 50
+    job = lab.one().job
+    assert (job.id, job.payload, job.attempt, job.starts, job.max_attempts) == ("job-a", '"p"', 1, 1, 4)
+    assert (job.priority, job.key, job.created_at_ms, job.owner, job.trace) == (6, "k", T0, "me", "00-1-2-01")
+    assert (job.timeout_ms, job.result_ttl_ms) == (5000, 7000)
+    assert (job.expires_at_ms, job.deadline_at_ms) == (T0 + 9000, T0 + 20_000)
+    assert lab.get().owner == "me"
+
+
+def test_what_a_job_was_not_given_is_none_of_its_holders_business(lab: Lab) -> None:
+    job = lab.running().job
+    assert (job.owner, job.trace, job.timeout_ms, job.result_ttl_ms) == (None, None, None, None)
+    assert (job.expires_at_ms, job.deadline_at_ms, job.key) == (None, None, "")
+    assert not {"expiresAt", "deadlineAt", "starts", "payloadHash"} & set(lab.record())
+
+
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
