@@ -30,26 +30,23 @@ from .errors import (
     TransportError,
 )
 from .queue import Queue
-from .records import (
-    Cancelled,
-    Chunk,
-    Completed,
-    Data,
-    Enqueued,
-    Event,
-    EventPage,
-    Failed,
-    Gap,
-    Job,
-    JobStatus,
-    Progress,
-    Restarted,
-    Stats,
-)
+from .records import Enqueued, Job, JobStatus, Stats
 
 if TYPE_CHECKING:
     from .aio import AsyncClient, AsyncJobs
     from .client import Client, Jobs
+    from .events import (
+        Cancelled,
+        Chunk,
+        Completed,
+        Data,
+        Event,
+        EventPage,
+        Failed,
+        Gap,
+        Progress,
+        Restarted,
+    )
 
 __version__ = "0.1.0"
 
@@ -95,7 +92,12 @@ __all__ = [
     "TransportError",
 ]
 
-_LAZY = {"Client": "client", "Jobs": "client", "AsyncClient": "aio", "AsyncJobs": "aio"}
+_LAZY = {
+    **dict.fromkeys(("Client", "Jobs"), "client"),
+    **dict.fromkeys(("AsyncClient", "AsyncJobs"), "aio"),
+    **dict.fromkeys(("Cancelled", "Chunk", "Completed", "Data", "Event", "EventPage", "Failed"), "events"),
+    **dict.fromkeys(("Gap", "Progress", "Restarted"), "events"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,32 +1,16 @@
-"""What the queue gives back: jobs, events, counts. All frozen; times are aware datetimes in UTC."""
+"""What the queue gives back: jobs and counts, all frozen; times are aware datetimes in UTC. Events are in `events`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     from .queue import Queue
 
-__all__ = [
-    "TERMINAL",
-    "Cancelled",
-    "Chunk",
-    "Completed",
-    "Data",
-    "Enqueued",
-    "Event",
-    "EventPage",
-    "Failed",
-    "Gap",
-    "Job",
-    "JobStatus",
-    "Progress",
-    "Restarted",
-    "Stats",
-]
+__all__ = ["TERMINAL", "Enqueued", "Job", "JobStatus", "Stats"]
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -99,84 +83,3 @@ class Stats:
     active: int
     dead: int
     oldest_waiting: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _EventBase:
-    id: str
-    """The cursor to resume after."""
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk(_EventBase):
-    """Text that the handler emitted."""
-
-    data: str
-    type: Literal["chunk"] = "chunk"
-
-
-@dataclass(frozen=True, slots=True)
-class Data(_EventBase):
-    """A JSON value that the handler emitted."""
-
-    value: Any
-    type: Literal["data"] = "data"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress(_EventBase):
-    """How far the handler has got, 0 to 1."""
-
-    value: float
-    type: Literal["progress"] = "progress"
-
-
-@dataclass(frozen=True, slots=True)
-class Restarted(_EventBase):
-    """Attempt `attempt` starts over: drop everything that earlier attempts gave."""
-
-    type: Literal["restarted"] = "restarted"
-
-
-@dataclass(frozen=True, slots=True)
-class Gap(_EventBase):
-    """Events between the cursor and `first_available` were trimmed: drop what you have."""
-
-    first_available: str
-    type: Literal["gap"] = "gap"
-
-
-@dataclass(frozen=True, slots=True)
-class Completed(_EventBase, Generic[R]):
-    """The end: the job's result."""
-
-    result: R
-    type: Literal["completed"] = "completed"
-
-
-@dataclass(frozen=True, slots=True)
-class Failed(_EventBase):
-    """The end: no attempt is left, or the failure was for good."""
-
-    error: str
-    type: Literal["failed"] = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Cancelled(_EventBase):
-    """The end: somebody cancelled the job."""
-
-    type: Literal["cancelled"] = "cancelled"
-
-
-Event = Chunk | Data | Progress | Restarted | Gap | Completed[R] | Failed | Cancelled
-
-
-@dataclass(frozen=True, slots=True)
-class EventPage(Generic[R]):
-    """One page of events. `next`: the cursor for the next call; `done`: nothing will follow."""
-
-    events: list[Event[R]]
-    next: str | None
-    done: bool
