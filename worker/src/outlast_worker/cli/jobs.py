@@ -80,10 +80,10 @@ def enqueue(
             else:
                 show.put(made.id)
                 if made.deduplicated:
-                    show.note("this job was there already: the idempotency key is its")
+                    show.note("no new job: the idempotency key is that of this one")
             return 0
         if not as_json:
-            show.note(f"job {made.id}" + (" (was there already)" if made.deduplicated else ""))
+            show.note(f"job {made.id}" + (" (no new one: its idempotency key)" if made.deduplicated else ""))
         elif watch:
             show.dump({"id": made.id, "type": "enqueued", "deduplicated": made.deduplicated})
         if watch:

@@ -158,7 +158,8 @@ class Supervisor:
             started = time.monotonic()
             code = await program.run_once(self._stdout)
             if self._stopping.is_set() or (code == 0 and self._until_done):
-                self._code = self._code or (code if code >= 0 else 128 - code)
+                if code != -signal.SIGTERM:  # ours, and it came before the program could have begun anything
+                    self._code = self._code or (code if code >= 0 else 128 - code)
                 return
             if program.changed.is_set():
                 continue

