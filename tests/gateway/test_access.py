@@ -145,6 +145,11 @@ def test_commands_that_take_over_a_server_are_refused_by_default(wire: Wire, com
     assert wire("GET", f"/{command.replace(' ', '/')}").status == 400
 
 
+def test_script_debug_would_turn_a_shared_connection_into_a_debugger(wire: Wire) -> None:
+    for mode in ("YES", "sync", "NO"):
+        assert wire.error("script", "debug", mode).startswith('ERR Command "SCRIPT" is not allowed in REST')
+
+
 @pytest.mark.parametrize("name", ["PSYNC", "SYNC", "REPLCONF", "READONLY", "ASKING", "SSUBSCRIBE", "CLIENT", "MONITOR"])
 def test_commands_that_would_ruin_a_shared_connection_are_refused_even_to_admins(
     start: Callable[..., GatewayServer], wire: Wire, name: str

@@ -197,6 +197,7 @@ def test_invalid_utf8_in_a_value_becomes_the_replacement_character(wire: Wire, k
     ],
 )
 def test_base64_encodes_every_string_but_the_status_ok(wire: Wire, command: list[object], body: bytes) -> None:
+    wire.command("SET", "base64", "OK")
     assert wire("POST", "/", command, Upstash_Encoding="base64").body == body
 
 
@@ -218,6 +219,7 @@ def test_base64_never_encodes_errors(wire: Wire) -> None:
     ],
 )
 def test_the_resp2_format_is_what_the_server_sent(wire: Wire, command: list[object], body: bytes) -> None:
+    wire.command("SET", "resp2", "a\r\nb")
     answer = wire("POST", "/", command, Upstash_Response_Format="resp2")
     assert (answer.status, answer.body) == (200, body)
     assert answer.headers["content-type"] == "application/octet-stream"

@@ -295,7 +295,9 @@ async def test_places(sdk: Sdk) -> None:
     position, nothing = await sdk.geopos("g", "Palermo", "nowhere")
     assert position == pytest.approx((13.361389, 38.115556), abs=1e-4)
     assert nothing is None
-    search = await sdk.geosearch("g", unit="KM", longitude=15.0, latitude=37.0, radius=100, withdist=True, withcoord=True)
+    search = await sdk.geosearch(
+        "g", unit="KM", longitude=15.0, latitude=37.0, radius=100, withdist=True, withcoord=True
+    )
     assert isinstance(search[0], GeoSearchResult)
     assert (search[0].member, search[0].distance) == ("Catania", pytest.approx(56.4413))
     assert await sdk.georadius("g", 15, 37, 200, "KM", order="ASC") == ["Catania", "Palermo"]

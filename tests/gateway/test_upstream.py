@@ -258,6 +258,21 @@ def test_a_frozen_database_is_given_up_in_time_and_used_again_when_it_thaws(
         pass
 
 
+def test_a_database_with_too_many_clients_is_503_and_then_served_with_the_connections_there_are(
+    own: ValkeyServer, start: Callable[..., GatewayServer], wire: Wire, key: str
+) -> None:
+    local = type(wire)(start(f"redis://{own.host}:{own.port}", timeout=5).url)
+    with redis.Redis(port=own.port) as raw, ThreadPoolExecutor() as pool:
+        raw.config_set("maxclients", 1)
+        answer = local("POST", "/", ["GET", key])
+        assert (answer.status, answer.json["error"]) == (503, "ERR ERR max number of clients reached")
+        raw.config_set("maxclients", 2)
+        answers = list(pool.map(lambda _: local("POST", "/", ["INCR", key]).status, range(50)))
+        assert answers == [200] * 50
+        assert local("POST", "/multi-exec", [["INCR", key]]).status == 503
+        assert raw.get(key) == b"50"
+
+
 def test_a_slow_script_does_not_hold_up_the_script_kill_that_ends_it(
     own: ValkeyServer, start: Callable[..., GatewayServer], wire: Wire
 ) -> None:
@@ -297,8 +312,8 @@ async def test_writers_wait_while_the_database_does_not_read(own: ValkeyServer) 
             await asyncio.sleep(0)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert connection._transport is not None
-        assert connection._transport.get_write_buffer_size() < 5_000_000  # of the 40 MB that want to be written
+        assert connection.transport is not None
+        assert connection.transport.get_write_buffer_size() < 5_000_000  # of the 40 MB that want to be written
     finally:
         os.kill(pid(own), signal.SIGCONT)
     outcomes = await asyncio.gather(*tasks)
@@ -344,6 +359,8 @@ async def test_few_connections_carry_many_requests(own: ValkeyServer) -> None:
 
 async def test_an_answer_that_is_not_resp_ends_the_connection() -> None:
     async def speak_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"+PONG\r\n")
         await reader.read(100)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()

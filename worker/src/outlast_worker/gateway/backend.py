@@ -34,9 +34,9 @@ class Backend:
         self._replica_lock = asyncio.Lock()
         self.upstream = self.connect(self.address)
 
-    def connect(self, address: Address) -> Upstream:
-        config = self._config
-        return Upstream(address, size=config.connections, limit=config.max_request_bytes, timeout=config.timeout)
+    def connect(self, address: Address, main: Upstream | None = None) -> Upstream:
+        size, limit, timeout = self._config.connections, self._config.max_request_bytes, self._config.timeout
+        return Upstream(address, size=size, limit=limit, timeout=timeout, main=main)
 
     async def commands(self) -> Commands:
         """The rules, from the server's own list of commands."""
@@ -64,7 +64,7 @@ class Backend:
         """The connections of an ACL user."""
         if (name, password) not in self._users:
             address = dataclasses.replace(self.address, username=name, password=password)
-            self._users[name, password] = self.connect(address)
+            self._users[name, password] = self.connect(address, self.upstream)
         return self._users[name, password]
 
     def open_token(self, token: bytes) -> Upstream | None:

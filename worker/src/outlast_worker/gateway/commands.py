@@ -104,7 +104,7 @@ class Commands:
 
     def answer(self, name: str, args: Sequence[bytes], traits: Traits, *, readonly: bool) -> Reply | None:
         """What the gateway answers itself, without asking the server; None if the command is to be sent."""
-        if name in CONNECTION_COMMANDS or name in BLOCKING_COMMANDS or _asks_to_block(name, args):
+        if name in CONNECTION_COMMANDS or name in BLOCKING_COMMANDS or _holds_connection(name, args):
             return Error(f'ERR Command "{name}" is not allowed in REST or it has a special context path'.encode())
         admin = name in ADMIN_COMMANDS or "admin" in traits.flags
         if admin and not self._allow_admin and not _is_notification_setting(name, args):
@@ -131,10 +131,10 @@ class Commands:
         return None
 
 
-def _asks_to_block(name: str, args: Sequence[bytes]) -> bool:
-    """XREAD and XREADGROUP with BLOCK among their options (a stream may be *called* BLOCK)."""
+def _holds_connection(name: str, args: Sequence[bytes]) -> bool:
+    """SCRIPT DEBUG, and XREAD and XREADGROUP with BLOCK among their options (a stream may be *called* BLOCK)."""
     if name not in ("XREAD", "XREADGROUP"):
-        return False
+        return name == "SCRIPT" and len(args) > 1 and args[1].upper() == b"DEBUG"
     at = 1
     while at < len(args):
         match args[at].upper():

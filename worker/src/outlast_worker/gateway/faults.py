@@ -226,7 +226,8 @@ class Faults:
             )
         if not 200 <= rule.status <= 599:
             raise InvalidArgumentError(f"status={rule.status} is no status of an answer: 200 to 599")
-        for name, value in rule.headers.items():
+        headers: Mapping[Any, Any] = rule.headers  # from JSON, so of any kind
+        for name, value in headers.items():
             if not (_HEADER_NAME.fullmatch(str(name)) and isinstance(value, str) and value.isprintable()):
                 raise InvalidArgumentError(f"headers: {name!r} cannot be sent with the value {value!r}")
         if rule.command is not None:

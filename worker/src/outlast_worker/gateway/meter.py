@@ -4,7 +4,9 @@ A script is billed as itself plus every `redis.call`. MONITOR shows those calls 
 after the line of the EVALSHA that made them. Each counted batch is sent between two ECHO marks on its connection:
 the first makes its client known, the second ends its account. So requests may run at the same time, over any number
 of connections and beside TCP clients of the same server, and still each call goes to the request that caused it. (INFO
-commandstats, the other source, is one sum for everybody.) A mark costs two commands that are not counted.
+commandstats, the other source, is one sum for everybody.) The marks themselves are not counted. What a request did
+is lost with its reply if the database goes away; an ACL user without +echo is billed for its commands, not for the
+calls of its scripts.
 """
 
 from __future__ import annotations

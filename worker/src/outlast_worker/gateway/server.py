@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("outlast.gateway")
 
 GRACE = 10  # seconds that requests in progress get to finish at shutdown
+# uvicorn's 5 s are also how long httpx keeps an idle connection: now and then one would be closed as it is used.
+KEEP_ALIVE = 75
 
 
 def check_bind(config: GatewayConfig, host: str) -> GatewayConfig:
@@ -82,17 +84,10 @@ def _server(gateway: Gateway, *, signals: bool, on_started: Callable[[], None] =
                     signal.signal(sig, handler)
 
     # No access log of uvicorn's: it would print paths, which hold values and perhaps the token.
-    config = uvicorn.Config(
-        gateway,
-        http=cast("type[asyncio.Protocol]", protocol),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=GRACE,
-    )
-    return Server(config)
+    quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False, "proxy_headers": False}
+    limits: dict[str, Any] = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": GRACE}
+    kind = cast("type[asyncio.Protocol]", protocol)
+    return Server(uvicorn.Config(gateway, http=kind, ws="none", **quiet, **limits))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from outlast import InvalidArgumentError
@@ -62,15 +62,11 @@ class Address:
         except ValueError:
             raise InvalidArgumentError("redis_url is not a URL: write redis://user:password@host:port/0") from None
         if parts.scheme not in ("redis", "rediss", "unix"):
-            raise InvalidArgumentError(
-                f"redis_url has the scheme {parts.scheme!r}: use redis://, rediss:// (TLS) or unix://"
-            )
+            raise InvalidArgumentError(f"redis_url has the scheme {parts.scheme!r}: use redis://, rediss:// or unix://")
         options = dict(parse_qsl(parts.query))
         number = options.pop("db", "") if parts.scheme == "unix" else parts.path.strip("/")
         if number and not number.isdecimal():
-            raise InvalidArgumentError(
-                f"redis_url names the database {number!r}: it is a number, as in redis://host:6379/0"
-            )
+            raise InvalidArgumentError(f"redis_url names the database {number!r}: write a number, as in redis://host/0")
         context = None
         if parts.scheme == "rediss":
             context = ssl.create_default_context(cafile=options.pop("ssl_ca_certs", None))
@@ -78,10 +74,8 @@ class Address:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
         if options:
-            raise InvalidArgumentError(
-                f"redis_url has the option {min(options)!r}: known are ssl_ca_certs and ssl_cert_reqs (with rediss://)"
-                " and db (with unix://)"
-            )
+            known = "ssl_ca_certs and ssl_cert_reqs (with rediss://) and db (with unix://)"
+            raise InvalidArgumentError(f"redis_url has the option {min(options)!r}: known are {known}")
         return cls(
             host=parts.hostname or "localhost",
             port=port,
@@ -112,7 +106,7 @@ class Connection(asyncio.Protocol):
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._on_lost = on_lost
         self._waiting: deque[_Batch] = deque()
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._full: asyncio.Future[None] | None = None  # set while the server reads slower than we write
 
     @property
@@ -123,7 +117,7 @@ class Connection(asyncio.Protocol):
         """Send commands, already encoded; their `count` replies. Raises UpstreamError."""
         while self._full is not None:
             await asyncio.shield(self._full)
-        transport = self._transport
+        transport = self.transport
         if transport is None or transport.is_closing():
             raise UpstreamError("the connection to the database is closed", sent=False)
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
@@ -132,17 +126,11 @@ class Connection(asyncio.Protocol):
         return await future
 
     def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def pause(self, paused: bool) -> None:
-        """Stop or resume reading, so that a full reader makes the database wait and not our memory grow."""
-        transport = self._transport
-        if transport is not None and not transport.is_closing():
-            transport.pause_reading() if paused else transport.resume_reading()
+        if self.transport is not None:
+            self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -171,7 +159,7 @@ class Connection(asyncio.Protocol):
             full.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self.transport = None
         self.resume_writing()
         if not self.lost.done():
             self.lost.set_result(None)
@@ -188,34 +176,34 @@ class Subscription:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._messages: asyncio.Queue[Reply] = asyncio.Queue()
+        self._messages: asyncio.Queue[Reply | EOFError] = asyncio.Queue()
         self._paused = False
         connection.on_push = self._push
+        connection.lost.add_done_callback(lambda _: self._messages.put_nowait(EOFError()))
 
     def _push(self, message: Reply) -> None:
         self._messages.put_nowait(message)
-        if self._messages.qsize() >= MAX_UNREAD and not self._paused:
-            self._paused = True
-            self._connection.pause(True)
+        if not self._paused and self._messages.qsize() >= MAX_UNREAD:
+            self._pause(True)
+
+    def _pause(self, paused: bool) -> None:
+        """Stop or resume reading, so that a slow subscriber makes the database wait and not our memory grow."""
+        self._paused = paused
+        transport = self._connection.transport
+        if transport is not None and not transport.is_closing():
+            transport.pause_reading() if paused else transport.resume_reading()
 
     async def next(self, timeout: float) -> Reply:
         """The next message. Raises TimeoutError, or EOFError at the end."""
         if self._messages.empty():
-            get = asyncio.ensure_future(self._messages.get())
-            try:
-                ends: set[asyncio.Future[Any]] = {get, self._connection.lost}
-                await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                if get.done():
-                    return get.result()
-            finally:
-                get.cancel()
-            if self._connection.lost.done():
-                raise EOFError
-            raise TimeoutError
-        message = self._messages.get_nowait()
+            async with asyncio.timeout(timeout):
+                message = await self._messages.get()
+        else:
+            message = self._messages.get_nowait()
         if self._paused and self._messages.qsize() < MAX_UNREAD // 2:
-            self._paused = False
-            self._connection.pause(False)
+            self._pause(False)
+        if isinstance(message, EOFError):
+            raise message
         return message
 
     def close(self) -> None:
@@ -232,9 +220,12 @@ class Outcome(NamedTuple):
 class Upstream:
     """One database and user: opens connections when they are first needed, up to `size` shared ones."""
 
-    def __init__(self, address: Address, *, size: int, limit: int, timeout: float) -> None:
+    def __init__(
+        self, address: Address, *, size: int, limit: int, timeout: float, main: Upstream | None = None
+    ) -> None:
         self.address = address
-        self.metering = 0  # how many want the calls inside scripts counted
+        self._main = main  # whose MONITOR to use: this one's user may not
+        self.metering = False  # whether the calls inside scripts are to be counted
         self._size = size
         self._limit = limit
         self._timeout = timeout
@@ -285,8 +276,8 @@ class Upstream:
         connection = await self.open()
         subscription = Subscription(connection)
         try:
-            assert connection._transport is not None
-            connection._transport.write(encode_command(command))
+            if connection.transport is not None:
+                connection.transport.write(encode_command(command))
             yield subscription
         finally:
             connection.close()
@@ -338,6 +329,8 @@ class Upstream:
             raise UpstreamError(str(error), sent=True) from error
 
     async def _meter(self) -> Meter:
+        if self._main is not None:
+            return await self._main._meter()
         task = self._metered
         if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().lost)):
             task = self._metered = asyncio.ensure_future(self._start_meter())
@@ -363,7 +356,12 @@ class Upstream:
             if self._growing is None or self._growing.done():
                 self._growing = asyncio.ensure_future(self._grow())
                 self._growing.add_done_callback(lambda task: task.cancelled() or task.exception())
-            await asyncio.shield(self._growing)
+            try:
+                await asyncio.shield(self._growing)
+            except UpstreamError:
+                if best is None or best.lost.done():
+                    raise
+                return best
 
     async def _grow(self) -> None:
         self._shared.append(await self.open())
@@ -392,12 +390,17 @@ class Upstream:
         if address.number:
             login.append(["SELECT", str(address.number)])
         try:
-            for words in login:
+            # A server that has too many clients accepts, complains and hangs up: find out before a command does.
+            for words in login or [["PING"]]:
                 reply = (await connection.execute(encode_command([word.encode() for word in words]), 1))[0]
-                if isinstance(reply, Error):
-                    raise Refused if words[0] == "AUTH" else UpstreamError(reply.text, sent=False)
-        except BaseException:
+                if isinstance(reply, Error) and words[0] == "AUTH":
+                    raise Refused
+                if isinstance(reply, Error) and (words[0] == "SELECT" or reply.startswith(b"ERR max number")):
+                    raise UpstreamError(reply.text, sent=False)
+        except BaseException as error:
             connection.close()
+            if isinstance(error, UpstreamError):
+                error.sent = False
             raise
         return connection
 
