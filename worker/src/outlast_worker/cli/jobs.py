@@ -88,7 +88,7 @@ def enqueue(
             show.dump({"id": made.id, "type": "enqueued", "deduplicated": made.deduplicated})
         if watch:
             return follow(jobs.watch(made.id), queue, made.id, as_json=as_json)
-        return result(jobs.watch(made.id, after="latest"), queue, made.id, as_json=as_json, facts=facts)
+        return result(jobs, made.id, timeout=None, as_json=as_json, facts=facts)
 
 
 def read_payload(text: str | None, file: Path | None) -> Any:
@@ -123,10 +123,14 @@ def follow(events: Iterable[Event[Any]], queue: str, id: str, *, as_json: bool) 
     return outcome(None, id, as_json=True)
 
 
-def result(events: Iterable[Event[Any]], queue: str, id: str, *, as_json: bool, facts: dict[str, Any]) -> int:
+def result(jobs: Jobs[Any, Any], id: str, *, timeout: float | None, as_json: bool, facts: dict[str, Any]) -> int:
     """Print the result once it is there, as one JSON object if asked."""
+    events = jobs.watch(id, after="latest", timeout=timeout)
     if not as_json:
-        return outcome(show.stream(events, queue, id, text=False), id)
+        # What the job has said of its progress so far is on its record only.
+        job = jobs.get(id) if show.on_terminal() else None
+        progress = 0.0 if job is None else job.progress
+        return outcome(show.stream(events, jobs.queue.name, id, text=False, progress=progress), id)
     end = next((event for event in events if event.type in ("completed", "failed", "cancelled")), None)
     if end is None:
         return outcome(None, id, as_json=True)
@@ -205,8 +209,7 @@ def wait(
     from .connect import connect
 
     with connect(redis_url, rest_url, rest_token) as client:
-        events = jobs_of(client, queue).watch(id, after="latest", timeout=timeout)
-        return result(events, queue, id, as_json=as_json, facts={"id": id})
+        return result(jobs_of(client, queue), id, timeout=timeout, as_json=as_json, facts={"id": id})
 
 
 @command

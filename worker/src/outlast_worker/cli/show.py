@@ -5,14 +5,26 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from outlast import Cancelled, Chunk, Completed, Data, Event, Failed, Gap, Job, Progress, ReplyShapeError, Restarted
 
-__all__ = ["Ended", "Meter", "as_text", "dump", "event_json", "job_json", "note", "pairs", "put", "stream", "table"]
+__all__ = [
+    "Ended",
+    "Meter",
+    "as_text",
+    "dump",
+    "event_json",
+    "job_json",
+    "note",
+    "on_terminal",
+    "pairs",
+    "put",
+    "stream",
+    "table",
+]
 
 
 def dump(value: Any) -> None:
@@ -106,6 +118,10 @@ def event_json(event: Event[Any]) -> dict[str, Any]:
 Ended = Completed[Any] | Failed | Cancelled
 
 
+def on_terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class Meter:
     """A spinner with a bar on stderr, on terminals only. It goes away before anything else is printed."""
 
@@ -115,7 +131,7 @@ class Meter:
         self._task: Any = None
 
     def show(self) -> None:
-        if self._bar is not None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        if self._bar is not None or not on_terminal():
             return
         from rich.console import Console
         from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -140,27 +156,24 @@ class Meter:
         if self._bar is not None:
             self._bar.update(self._task, total=None, completed=0, description=f"{self._text}, attempt {attempt}")
 
+    def __enter__(self) -> Self:
+        self.show()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.hide()
+
     def hide(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
-@contextmanager
-def metered(text: str) -> Generator[Meter]:
-    meter = Meter(text)
-    meter.show()
-    try:
-        yield meter
-    finally:
-        meter.hide()
-
-
-def stream(events: Iterable[Event[Any]], queue: str, job: str, *, text: bool) -> Ended | None:
+def stream(events: Iterable[Event[Any]], queue: str, job: str, *, text: bool, progress: float = 0.0) -> Ended | None:
     """Print a job's output as it comes (`text`), or only show that it goes on. The end, or None if there was none."""
     last: list[str] = []
     try:
-        return _stream(events, job, last, text=text)
+        return _stream(events, job, last, text=text, progress=progress)
     except KeyboardInterrupt:
         after = f" --after {last[0]}" if last and text else ""
         note(
@@ -169,9 +182,11 @@ def stream(events: Iterable[Event[Any]], queue: str, job: str, *, text: bool) ->
         raise
 
 
-def _stream(events: Iterable[Event[Any]], job: str, last: list[str], *, text: bool) -> Ended | None:
+def _stream(events: Iterable[Event[Any]], job: str, last: list[str], *, text: bool, progress: float) -> Ended | None:
     written = ""
-    with metered(f"job {job}") as meter:
+    with Meter(f"job {job}") as meter:
+        if progress > 0:
+            meter.update(progress)
         for event in events:
             last[:] = [event.id]
             match event:
