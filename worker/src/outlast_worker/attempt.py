@@ -175,6 +175,8 @@ class Attempt:
         handler = self._registration.handler
         if self._registration.is_async:
             self._task = self._loop.create_task(self._call(handler, context), name=f"outlast job {self.job.id}")
+            # Not in `_call` itself: a task that is cancelled before its first step never runs a line of it.
+            self._task.add_done_callback(lambda _: self._ended.set())
             if self.signal.is_set():
                 self._task.cancel()
         else:
@@ -193,8 +195,6 @@ class Attempt:
             self._error = error
             if isinstance(error, KeyboardInterrupt):
                 raise
-        finally:
-            self._ended.set()
 
     def _call_plain(self, handler: Callable[[Any], Any], context: Any) -> None:
         result: Any = None

@@ -232,7 +232,8 @@ class Engine:
         pause = 0.1
         while True:
             try:
-                self.clock.observe(await self.transport.send(time_call()))
+                # On the connection that will wait for doorbells.
+                self.clock.observe(await self.transport.send(time_call(), block=0))
                 return
             except (AuthError, ConfigurationError, TlsError):
                 raise  # waiting does not help

@@ -34,8 +34,13 @@ RETRY_BLOCKING = 60.0
 
 
 def time_call() -> Call[int]:
-    """The server's clock, in ms."""
-    return Call(("TIME",), lambda reply: number(items(reply)[0]) * 1000 + number(items(reply)[1]) // 1000)
+    """The server's clock, in ms. Not replayable: a server that is not there should be known, not waited for unseen."""
+
+    def decode(reply: Any) -> int:
+        seconds, micros = items(reply)
+        return number(seconds) * 1000 + number(micros) // 1000
+
+    return Call(("TIME",), decode, replayable=False)
 
 
 class Clock:
