@@ -160,6 +160,16 @@ def test_a_result_over_the_limit_is_an_error_with_status_200(small: Wire, key: s
         assert answer.json[1:] == [{"result": ["x" * 100] * 6}, {"result": 15}]
 
 
+def test_a_write_whose_result_is_too_large_has_happened_and_moves_the_sync_token(small: Wire, key: str) -> None:
+    small.command("RPUSH", key, *["x" * 100] * 9)
+    small.command("RPUSH", key, *["x" * 100] * 9)
+    before = int(small("POST", "/", ["LLEN", key]).headers["upstash-sync-token"])
+    answer = small("POST", "/", ["LPOP", key, 15])
+    assert answer.json["error"].startswith("ERR max request size exceeded")
+    assert int(answer.headers["upstash-sync-token"]) == before + 1
+    assert small.command("LLEN", key) == 3
+
+
 def test_a_whole_body_that_could_not_fit_is_counted_and_dropped(small: Wire) -> None:
     answer = small("POST", "/pipeline", b" " * 20_000)
     assert (answer.status, answer.json) == (

@@ -143,8 +143,6 @@ class Gateway:
             except BadRequest as bad:
                 await request.answer(bad.status, to_json({"error": bad.text}))
             except UpstreamError as error:
-                if request.status:
-                    raise Gone from error
                 # 502: the commands may have been applied; 503: they have not.
                 await request.answer(502 if error.sent else 503, to_json({"error": f"ERR {error}"}))
         except Gone:
@@ -271,8 +269,7 @@ class Gateway:
             request.billed = len(names)
         arrived = iter(outcome.replies)
         replies = [step.settle(next(arrived)) if step.answer is None else step.answer for step in steps]
-        written = zip(writing, replies, strict=True)
-        backend.version += sum(writes and not isinstance(reply, Error) for writes, reply in written)
+        backend.version += sum(map(_has_written, writing, replies))
         request.version = copy.version if copy else backend.version
         return replies
 
@@ -397,6 +394,10 @@ class Gateway:
 
 def _fingerprint(token: bytes) -> bytes:
     return hashlib.sha256(token).digest()
+
+
+def _has_written(writes: bool, reply: Reply) -> bool:
+    return writes and (not isinstance(reply, Error) or isinstance(reply, ResultTooLarge))
 
 
 def _formats(request: Request) -> tuple[bool, bool]:
