@@ -336,7 +336,7 @@ def test_foreign_entries_need_not_join_on_and_only_their_markers_count(lab: Lab)
 
 def test_kinds_of_later_versions_are_skipped_and_still_counted(lab: Lab) -> None:
     job = lab.running()
-    job.flush(("chunk", "a"), ("audio", "..."), ("data", "not json"), ("chunk", "b"))
+    job.flush(("chunk", "a"), ("audio", "..."), ("data", "not json"), ("data", "[" * 100_000), ("chunk", "b"))
     assert types(lab.read()) == ["chunk", "chunk"]
     assert lab.read(limit=1) == lab.read()
 
@@ -789,6 +789,19 @@ def test_a_read_waits_on_the_server_once_the_job_is_known(lab: Lab) -> None:
     assert tail.poll().args[0] == "HMGET"
     lab.step(tail)
     assert tail.blocks
+
+
+def test_a_result_that_cannot_be_read_is_told_after_the_output(lab: Lab) -> None:
+    job = lab.running()
+    job.emit("a", "b")
+    job.complete("not json")
+    tail = lab.tail()
+    assert text_of(lab.step(tail)) == "ab"
+    assert tail.delay == 0
+    for _ in range(2):
+        with pytest.raises(ReplyShapeError):
+            lab.step(tail)
+    assert tail.cursor == lab.entries()[1][0]
 
 
 # -- replies that are not replies ------------------------------------------------------------------------------------

@@ -181,7 +181,13 @@ class Tail(Generic[R]):
         self._known, self._empty, self._quiet, self._pace = True, 0, 0.0, FAST
         out: list[Event[R]] = []
         for id, fields in entries:
-            out += self._event(id, fields)
+            try:
+                out += self._event(id, fields)
+            except ReplyShapeError:
+                # A result that cannot be read must not take along the output before it: the next poll meets it again.
+                if out:
+                    return out
+                raise
             if self.done:
                 return out
         if len(entries) < self._count:
@@ -262,14 +268,15 @@ class Tail(Generic[R]):
         attempt = number(fields.get("a")) if ours else max(self._attempt, 1)
         out: list[Event[R]] = []
         at = _split(id)
+        if kind == "restarted":
+            attempt = number(body) or attempt
+        event = self._typed(id, kind, body, attempt)
         if kind in TERMINAL:
             self.done = True
             count = number(fields.get("n"))
             if not self._loose and count > (self._last[1] if self._last else 0):
                 out.append(Gap(self.cursor, attempt, id))
-        elif kind == "restarted":
-            attempt = number(body) or attempt
-        elif ours and not self._loose:
+        elif ours and kind != "restarted" and not self._loose:
             known, next_n = self._last, 1
             if known and known[0] == at[0]:
                 next_n = known[1] + 1
@@ -284,7 +291,6 @@ class Tail(Generic[R]):
             self._attempt = attempt
             self._loose = False
         self.cursor = id
-        event = self._typed(id, kind, body, attempt)
         if event is not None:
             out.append(event)
         return out
@@ -296,7 +302,7 @@ class Tail(Generic[R]):
             case "data":
                 try:
                     return Data(id, attempt, json.loads(body))
-                except ValueError:
+                except (ValueError, RecursionError):
                     return None
             case "progress":
                 try:
