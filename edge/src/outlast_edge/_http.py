@@ -120,10 +120,16 @@ def idempotency_key(request: Request) -> str | None:
     raise Problem(400, "bad_idempotency_key", "Idempotency-Key takes one key of 1 to 255 visible ASCII characters.")
 
 
-async def object_body(request: Request, most: int) -> dict[str, Any]:
-    """The request's JSON object. A body that is too large is refused before it has been read whole."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+async def object_body(request: Request, most: int, *, untyped: bool = False) -> dict[str, Any]:
+    """The request's JSON object. A body that is too large is refused before it has been read whole.
+
+    `untyped`: for clients that send JSON without saying so; from a page of another origin it still has to be said.
+    """
+    headers = request.headers
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    foreign = "origin" in headers and headers.get("sec-fetch-site") != "same-origin"
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    if not is_json and (foreign or not untyped):
         # Not only tidiness: a form on another site can post text/plain with the visitor's cookies, but not JSON.
         raise Problem(415, "not_json", "Send a JSON object with Content-Type: application/json.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":

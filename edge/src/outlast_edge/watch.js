@@ -64,8 +64,9 @@ export function watchJob(url, options = {}) {
   const close = () => end(finish, null);
   const hurry = () => wake();
   const look = () => {
+    if (document.hidden) return;
     // A tab that was asleep may hold a connection that died meanwhile.
-    if (!document.hidden && Date.now() - heard > 20000) connection?.abort();
+    if (Date.now() - heard > 20000) connection?.abort();
     wake();
   };
 
@@ -164,7 +165,8 @@ export function watchJob(url, options = {}) {
       }
       if (closed) return;
       if (!asked) call(onConnection, "lost");
-      const backoff = faults ? Math.min(30000, 500 * 2 ** faults) * (0.5 + Math.random() / 2) : 0;
+      // The first try after a connection that worked follows the server's word, the next ones ever more slowly.
+      const backoff = faults > 1 ? Math.min(30000, 500 * 2 ** faults) * (0.5 + Math.random() / 2) : 0;
       const pause = Math.max(retry, backoff);
       if (pause > 0) {
         await new Promise((resolve) => {
