@@ -7,7 +7,7 @@ DIGESTS: dict[str, str] = {
     "prune_dead": "d4e993e481c72543484323b85d1aac021b8c32a8",
     "release": "4e6bd3a4a9edd477c02c628709fc50ba33e7fee0",
     "renew": "db027be17887a5d6d0f0ed455f71ed74c1257d32",
-    "reserve": "325dd9db03319c5320d42ac8024e3cd32848c301",
+    "reserve": "6556aad3c1cf2b42a1155f06ca65c5d610ae5fa5",
     "retry": "908f9510fa84015755214a01d335947748394ced",
     "retry_dead": "8d307fb46fb6c46a6ccad759e34f67d2beaae5d5",
     "settle": "14ac4fb1dd595e1787d4ce5d49ebe6968af4d9ac",

@@ -39,9 +39,10 @@ if again then
   if taken and string.sub(taken, 1, #token + 1) == token .. '\n' then
     local reply, scores, at = { 'ok', int(now), '0', '0' }, {}, #token + 2
     while at <= #taken do
-      local rank, size, from = string.match(taken, '^(%S+) (%d+):()', at)
-      local id = string.sub(taken, from, from + size - 1)
-      at = from + size
+      local colon = string.find(taken, ':', at, true)
+      local rank, size = string.match(string.sub(taken, at, colon - 1), '^(%S+) (%d+)$')
+      local id = string.sub(taken, colon + 1, colon + size)
+      at = colon + size + 1
       local r = redis.call('HMGET', base .. 'job:' .. id, unpack(FIELDS))
       if r[1] and r[18] == token then
         scores[#scores + 1], scores[#scores + 2] = int(now + lease), id
