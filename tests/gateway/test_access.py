@@ -54,7 +54,7 @@ def test_the_token_may_come_bare_or_as_a_query_parameter_which_wins(wire: Wire) 
 
 def test_each_token_opens_its_own_database(wire: Wire, key: str) -> None:
     wire.command("SET", key, "in 0")
-    other = type(wire)(wire.url, "the token of database 3")
+    other = wire.at(wire.url, "the token of database 3")
     assert other.command("GET", key) is None
     other.command("SET", key, "in 3")
     assert wire.command("GET", key) == "in 0"
@@ -66,7 +66,7 @@ def test_each_token_opens_its_own_database(wire: Wire, key: str) -> None:
     "command", ["SET k v", "DEL k", "EXPIRE k 1", "XADD s * f v", "PUBLISH c m", "FLUSHDB", "GETEX k"]
 )
 def test_the_readonly_token_writes_nothing(wire: Wire, command: str) -> None:
-    reader = type(wire)(wire.url, wire.readonly)
+    reader = wire.at(wire.url, wire.readonly)
     name = command.split()[0].lower()
     assert reader.error(*command.split()) == NOPERM.format(name)
     assert reader("POST", "/pipeline", [command.split()]).json == [{"error": NOPERM.format(name)}]
@@ -75,13 +75,13 @@ def test_the_readonly_token_writes_nothing(wire: Wire, command: str) -> None:
 
 @pytest.mark.parametrize("name", ["EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "SCRIPT", "KEYS", "SCAN", "FCALL"])
 def test_the_readonly_token_runs_no_scripts_and_lists_no_keys(wire: Wire, name: str) -> None:
-    assert type(wire)(wire.url, wire.readonly).error(name, "x", 0) == NOPERM.format(name.lower())
+    assert wire.at(wire.url, wire.readonly).error(name, "x", 0) == NOPERM.format(name.lower())
 
 
 def test_the_readonly_token_reads(wire: Wire, key: str) -> None:
     wire.command("HSET", key, "f", "v")
     wire.command("XADD", key + "s", "1-1", "f", "v")
-    reader = type(wire)(wire.url, wire.readonly)
+    reader = wire.at(wire.url, wire.readonly)
     assert reader.command("HMGET", key, "f", "g") == ["v", None]
     assert reader.command("XREAD", "COUNT", 10, "STREAMS", key + "s", "0") == [[key + "s", [["1-1", ["f", "v"]]]]]
     assert reader.command("PING") == "PONG"
@@ -93,7 +93,7 @@ def test_acl_users_get_tokens_with_their_own_rights(wire: Wire, raw: redis.Redis
     answer = wire("POST", "/", ["ACL", "RESTTOKEN", "alice", "nonsense"])
     assert (answer.status, answer.json) == (400, {"error": 'ERR Wrong password or user "alice" does not exist'})
     token = wire.command("ACL", "RESTTOKEN", "alice", "pässword")
-    alice = type(wire)(wire.url, token)
+    alice = wire.at(wire.url, token)
     assert alice.command("SET", key, "v") == "OK"
     assert alice.command("GET", key) == "v"
     assert alice.error("DEL", key) == NOPERM.format("del")
@@ -106,7 +106,7 @@ def test_acl_users_get_tokens_with_their_own_rights(wire: Wire, raw: redis.Redis
     raw.execute_command("CLIENT", "KILL", "USER", "alice")
     assert wire("POST", "/", ["GET", key], token=token).status in (401, 502)  # 502 if the old connection was still open
     assert wire("POST", "/", ["GET", key], token=token).body == WRONGPASS
-    assert type(wire)(wire.url, wire.readonly).error("ACL", "RESTTOKEN", "alice", "another")
+    assert wire.at(wire.url, wire.readonly).error("ACL", "RESTTOKEN", "alice", "another")
 
 
 # --- what a token may not do -----------------------------------------------------------------------------------
@@ -154,12 +154,12 @@ def test_script_debug_would_turn_a_shared_connection_into_a_debugger(wire: Wire)
 def test_commands_that_would_ruin_a_shared_connection_are_refused_even_to_admins(
     start: Callable[..., GatewayServer], wire: Wire, name: str
 ) -> None:
-    admin = type(wire)(start(allow_admin=True).url)
+    admin = wire.at(start(allow_admin=True).url)
     assert admin.error(name, "x").startswith(f'ERR Command "{name}" is not allowed in REST')
 
 
 def test_allow_admin_permits_them(start: Callable[..., GatewayServer], wire: Wire) -> None:
-    admin = type(wire)(start(allow_admin=True).url)
+    admin = wire.at(start(allow_admin=True).url)
     assert admin.command("CONFIG", "GET", "databases") == ["databases", "16"]
     assert admin.command("SLOWLOG", "LEN") >= 0
 
@@ -216,8 +216,8 @@ def test_the_option_warns_and_answers_to_the_address_that_was_given(
         assert "token" in caplog.text
         assert wire.token not in caplog.text
         port = urlsplit(server.url).port
-        assert type(wire)(f"http://127.0.0.1:{port}").command("PING") == "PONG"
-        assert type(wire)(f"http://127.0.0.1:{port}")("GET", "/ping", host="evil.example").status == 403
+        assert wire.at(f"http://127.0.0.1:{port}").command("PING") == "PONG"
+        assert wire.at(f"http://127.0.0.1:{port}")("GET", "/ping", host="evil.example").status == 403
 
 
 def test_a_port_that_is_taken_is_named_with_a_way_out() -> None:
@@ -251,7 +251,7 @@ def test_the_access_log_has_names_and_numbers_but_no_values(
     start: Callable[..., GatewayServer], wire: Wire, caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     server = start(access_log=True)
-    logged = type(wire)(server.url)
+    logged = wire.at(server.url)
     with caplog.at_level(logging.DEBUG):
         logged("POST", f"/set/{key}?EX=100&_token={quote(wire.token)}", b"hunter2")
         logged("POST", "/pipeline", [["GET", key], ["HSET", key, "hunter2", "hunter2"]])
@@ -295,7 +295,7 @@ def test_a_file_names_the_databases_and_the_environment_keeps_the_secrets(
     assert (config.access_log, config.timeout, len(config.databases)) == (True, 5, 2)
     with GatewayServer(config) as server:
         for token in ("from the environment", "in the file", "reads"):
-            assert type(wire)(server.url, token).command("PING") == "PONG"
+            assert wire.at(server.url, token).command("PING") == "PONG"
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_a_large_pipeline_is_one_batch(wire: Wire, key: str) -> None:
 @pytest.fixture
 def small(start: Callable[..., GatewayServer], wire: Wire) -> Wire:
     """A gateway whose commands and results may have 1000 bytes."""
-    return type(wire)(start(max_request_bytes=1000).url)
+    return wire.at(start(max_request_bytes=1000).url)
 
 
 def test_a_command_over_the_limit_is_413_and_does_not_run(small: Wire, key: str) -> None:

@@ -21,7 +21,7 @@ THREE = "for i = 1, 3 do redis.call('INCR', KEYS[1]) end"
 
 @pytest.fixture
 def counted(start: Callable[..., GatewayServer], wire: Wire) -> Wire:
-    return type(wire)(start(count_billed=True).url)
+    return wire.at(start(count_billed=True).url)
 
 
 @pytest.mark.parametrize(

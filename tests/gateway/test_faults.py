@@ -140,7 +140,7 @@ def test_closing_the_gateway_ends_silences_and_delays(start: Callable[..., Gatew
 
     def ask() -> None:
         try:
-            post(type(wire)(server.url), "PING", timeout=30)
+            post(wire.at(server.url), "PING", timeout=30)
         except httpx.TransportError as error:
             errors.append(error)
 
@@ -337,7 +337,7 @@ def test_only_the_standard_token_reaches_the_switches(wire: Wire) -> None:
 
 
 def test_a_gateway_without_faults_has_no_such_path(start: Callable[..., GatewayServer], wire: Wire) -> None:
-    plain = type(wire)(start().url)
+    plain = wire.at(start().url)
     for path in ("/-/faults", "/-/billed"):
         assert plain("GET", path).json["error"].startswith("ERR Command is not available: '-'")
         assert plain("DELETE", path).status == 405

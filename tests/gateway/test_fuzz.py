@@ -158,7 +158,7 @@ def test_half_a_request_holds_nothing_up(wire: Wire) -> None:
 def test_after_bad_requests_everything_is_as_before(start: Callable[..., GatewayServer], wire: Wire, key: str) -> None:
     """No connection, task or object is left behind, however a request went wrong."""
     server = start(timeout=5)
-    local = type(wire)(server.url)
+    local = wire.at(server.url)
     assert server._server is not None
     state = server._server.server_state
     address = (urlsplit(local.url).hostname, urlsplit(local.url).port)

@@ -89,7 +89,7 @@ def test_a_line_break_in_a_message_does_not_break_the_framing(wire: Wire, key: s
 def test_monitor_shows_commands_of_its_own_database_only(wire: Wire, raw: redis.Redis, key: str) -> None:
     with listen(wire, "/monitor") as stream:
         assert stream.next() == 'data: "OK"'
-        type(wire)(wire.url, "the token of database 3").command("SET", "elsewhere", "secret")
+        wire.at(wire.url, "the token of database 3").command("SET", "elsewhere", "secret")
         wire.command("SET", key, "a b")
         seen = []
         while not seen or key not in seen[-1]:  # the gateway's own PING may come first
@@ -161,6 +161,6 @@ def test_a_subscriber_that_does_not_read_makes_the_database_wait_and_not_the_gat
 
 def test_a_stream_is_counted_as_one_command(start: Callable[..., GatewayServer], wire: Wire, key: str) -> None:
     server = start()
-    with server.gateway.counting() as bill, listen(type(wire)(server.url), f"/subscribe/{key}") as stream:
+    with server.gateway.counting() as bill, listen(wire.at(server.url), f"/subscribe/{key}") as stream:
         stream.next()
     assert dict(bill.commands) == {"SUBSCRIBE": 1}

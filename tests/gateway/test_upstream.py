@@ -175,7 +175,7 @@ def test_a_unix_socket_works(wire: Wire, key: str, start: Callable[..., GatewayS
     with tempfile.TemporaryDirectory() as folder:  # a short path: a socket's may have 107 bytes
         path = f"{folder}/s"
         with ValkeyServer(port=0, unix_socket_path=path):
-            local = type(wire)(start(f"unix://{path}?db=2").url)
+            local = wire.at(start(f"unix://{path}?db=2").url)
             assert local.command("SET", key, "v") == "OK"
             with redis.Redis(unix_socket_path=path, db=2) as raw:
                 assert raw.get(key) == b"v"
@@ -188,11 +188,11 @@ def test_user_password_and_number_of_the_url_are_used(
         with server.client() as raw:
             raw.config_set("requirepass", "s3cret!")
         where = f"{server.host}:{server.port}"
-        right = type(wire)(start(f"redis://:s3cret%21@{where}/5").url)
+        right = wire.at(start(f"redis://:s3cret%21@{where}/5").url)
         assert right.command("SET", key, "v") == "OK"
         with redis.Redis(port=server.port, password="s3cret!", db=5) as raw:
             assert raw.get(key) == b"v"
-        wrong = type(wire)(start(f"redis://:wrong@{where}").url)
+        wrong = wire.at(start(f"redis://:wrong@{where}").url)
         answer = wrong("POST", "/", ["PING"])
         assert (answer.status, "refused the user and password" in answer.json["error"]) == (503, True)
         assert "wrong" not in answer.json["error"]
@@ -209,7 +209,7 @@ def pid(server: ValkeyServer) -> int:
 def test_a_database_that_is_away_is_503_and_comes_back(
     own: ValkeyServer, start: Callable[..., GatewayServer], wire: Wire, key: str
 ) -> None:
-    local = type(wire)(start(f"redis://{own.host}:{own.port}").url)
+    local = wire.at(start(f"redis://{own.host}:{own.port}").url)
     assert local.command("SET", key, "v") == "OK"
     port = own.port
     own.stop()
@@ -226,7 +226,7 @@ def test_a_database_that_is_away_is_503_and_comes_back(
 def test_a_database_lost_while_a_command_runs_is_502_and_the_command_is_not_repeated(
     own: ValkeyServer, start: Callable[..., GatewayServer], wire: Wire, key: str
 ) -> None:
-    local = type(wire)(start(f"redis://{own.host}:{own.port}", allow_admin=True).url)
+    local = wire.at(start(f"redis://{own.host}:{own.port}", allow_admin=True).url)
     local.command("PING")
     with redis.Redis(port=own.port) as raw, ThreadPoolExecutor() as pool:
         raw.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
@@ -244,7 +244,7 @@ def test_a_database_lost_while_a_command_runs_is_502_and_the_command_is_not_repe
 def test_a_frozen_database_is_given_up_in_time_and_used_again_when_it_thaws(
     own: ValkeyServer, start: Callable[..., GatewayServer], wire: Wire, key: str
 ) -> None:
-    local = type(wire)(start(f"redis://{own.host}:{own.port}", timeout=0.3).url)
+    local = wire.at(start(f"redis://{own.host}:{own.port}", timeout=0.3).url)
     local.command("PING")
     os.kill(pid(own), signal.SIGSTOP)
     try:
@@ -261,7 +261,7 @@ def test_a_frozen_database_is_given_up_in_time_and_used_again_when_it_thaws(
 def test_a_database_with_too_many_clients_is_503_and_then_served_with_the_connections_there_are(
     own: ValkeyServer, start: Callable[..., GatewayServer], wire: Wire, key: str
 ) -> None:
-    local = type(wire)(start(f"redis://{own.host}:{own.port}", timeout=5).url)
+    local = wire.at(start(f"redis://{own.host}:{own.port}", timeout=5).url)
     with redis.Redis(port=own.port) as raw, ThreadPoolExecutor() as pool:
         raw.config_set("maxclients", 1)
         answer = local("POST", "/", ["GET", key])
@@ -276,7 +276,7 @@ def test_a_database_with_too_many_clients_is_503_and_then_served_with_the_connec
 def test_a_slow_script_does_not_hold_up_the_script_kill_that_ends_it(
     own: ValkeyServer, start: Callable[..., GatewayServer], wire: Wire
 ) -> None:
-    local = type(wire)(start(f"redis://{own.host}:{own.port}").url)
+    local = wire.at(start(f"redis://{own.host}:{own.port}").url)
     with redis.Redis(port=own.port) as raw, ThreadPoolExecutor() as pool:
         raw.config_set("busy-reply-threshold", 50)
         endless = pool.submit(local, "POST", "/", ["EVAL", "while true do end", 0])
@@ -288,7 +288,7 @@ def test_a_slow_script_does_not_hold_up_the_script_kill_that_ends_it(
 
 
 def test_wait_is_run_apart_and_given_up_in_time(start: Callable[..., GatewayServer], wire: Wire, key: str) -> None:
-    local = type(wire)(start(timeout=0.3).url)
+    local = wire.at(start(timeout=0.3).url)
     local.command("SET", key, "v")
     assert local.command("WAIT", 0, 0) == 0
     with ThreadPoolExecutor() as pool:
@@ -382,7 +382,7 @@ def test_nothing_is_left_open_at_the_end(own: ValkeyServer, wire: Wire) -> None:
     )
     with redis.Redis(port=own.port) as raw:
         with GatewayServer(config) as server:
-            local = type(wire)(server.url, "t")
+            local = wire.at(server.url, "t")
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda n: local("POST", ("/", "/multi-exec")[n % 2], [["PING"]]), range(40)))
             assert int(raw.info("clients")["connected_clients"]) > 1
