@@ -82,6 +82,7 @@ class Attempt:
             interval=engine.emit_interval,
             report=self._held,
             trouble=engine.trouble,
+            hopeless=self._hopeless,
         )
         self._task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -108,6 +109,11 @@ class Attempt:
     def _held(self, answer: calls.Held) -> None:
         if answer != "ok":
             self.stop("cancelled" if answer == "cancel" else "lease_lost")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the handler has ended; what came of it may still be on its way to the database."""
+        return self._ended.is_set()
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -377,12 +383,15 @@ class Attempt:
                         return "refused"
             else:
                 return answer
-            # A worker that ends holds a result for as long as nobody else can have the job, and no longer.
-            if self._engine.stopping and self._lease.lapsed:
+            if self._hopeless():
                 break
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, 1.0)
         return "lost"
+
+    def _hopeless(self) -> bool:
+        """A worker that ends holds what it has for as long as nobody else can have the job, and no longer."""
+        return self._engine.stopping and self._lease.lapsed
 
     def _log_lost(self, outcome: _Outcome) -> None:
         kept = " and its result is dropped" if outcome.status == "completed" else ""

@@ -320,11 +320,12 @@ class Engine:
         if not self._attempts:
             return
         self.hurrying = True
-        self.handed_back = len(self._attempts)
-        logger.warning("worker %s hands %d running jobs back", self.settings.name, self.handed_back)
+        running = sum(not attempt.ended for attempt in self._attempts.values())
+        logger.warning("worker %s hands %d running jobs back", self.settings.name, running)
         for attempt in self._attempts.values():
             attempt.stop("shutdown")
         await asyncio.wait(self._attempts, timeout=WIND_DOWN * 1.7)
+        self.handed_back = max(running, len(self._attempts))
         await self._end(set(self._attempts), patience=0)
 
     async def _wake_bells(self) -> None:

@@ -245,16 +245,20 @@ class Bells:
         self._engine = engine
         self._intakes = list(intakes)
         self._heard: set[Intake] | None = None
+        self._woken = False
         self._polls_until = 0.0
 
     def needs_waking(self, intake: Intake) -> bool:
         """Whether the read in flight is deaf to a queue whose doorbell would be of use."""
-        return self._heard is not None and intake in self._intakes and intake not in self._heard and intake.listens
+        if self._heard is None or self._woken:
+            return False
+        return intake in self._intakes and intake not in self._heard and intake.listens
 
     async def wake(self) -> None:
         """End the read in flight."""
-        if self._heard is None:
+        if self._heard is None or self._woken:
             return
+        self._woken = True
         ctl = self._intakes[0].ctl
         try:
             await self._engine.transport.send_many(
@@ -264,6 +268,7 @@ class Bells:
                 ]
             )
         except OutlastError as error:
+            self._woken = False
             self._engine.trouble(error)
 
     async def run(self) -> None:
@@ -294,7 +299,7 @@ class Bells:
                 self._refused(error)
                 continue
             finally:
-                self._heard = None
+                self._heard, self._woken = None, False
             pause = 0.1
             if answer is None:
                 await self._look(self._intakes)

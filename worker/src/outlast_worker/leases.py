@@ -64,6 +64,7 @@ class Leases:
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._stopped = False
+        self._next = inf
         self._thread: threading.Thread | None = None
         self.ended = asyncio.Event()
 
@@ -73,11 +74,12 @@ class Leases:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="outlast leases", daemon=True)
                 self._thread.start()
-            elif len(self._leases) == 1:
+            elif lease.renewed + lease.beat < self._next:
                 self._changed.notify()
 
     def remove(self, lease: Lease) -> None:
-        self._leases.discard(lease)
+        with self._changed:
+            self._leases.discard(lease)
 
     def stop(self) -> None:
         """End the thread; `ended` is set when it has. It may be in the middle of a call that takes its time."""
@@ -113,7 +115,8 @@ class Leases:
     def _wait(self) -> float:
         """Seconds until the next renewal is due."""
         now = time.monotonic()
-        return min((lease.renewed + lease.beat - now for lease in self._leases if lease.until > now), default=inf)
+        self._next = min((lease.renewed + lease.beat for lease in self._leases if lease.until > now), default=inf)
+        return self._next - now
 
     def _due(self) -> list[Lease]:
         # Those that are nearly due go along: one call for many is cheaper than many calls.

@@ -81,6 +81,7 @@ class Output:
         interval: float,
         report: Callable[[calls.Held], None],
         trouble: Callable[[OutlastError], None],
+        hopeless: Callable[[], bool],
     ) -> None:
         self._transport = transport
         self._lease = lease
@@ -88,6 +89,7 @@ class Output:
         self._interval = interval
         self._report = report
         self._trouble = trouble
+        self._hopeless = hopeless
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[tuple[str, str]] = deque()
         self._chars = 0
@@ -262,7 +264,8 @@ class Output:
                 if held != "ok":
                     self._report(held)
                 return
-            if self.closed:
+            if self.closed or self._hopeless():
+                self.closed = True
                 return
             self._renew = renew
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))

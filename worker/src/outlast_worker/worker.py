@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, cast
@@ -92,8 +92,9 @@ class Worker:
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._task: asyncio.Task[int] | None = None
+        self._starting = False
         self._wanted: str | None = None
-        """A stop that came before there was anything to stop: "stop" or "now"."""
+        """A stop that came while there was nothing to stop yet: "stop" or "now"."""
 
     def __repr__(self) -> str:
         return f"Worker(queues={list(self._registrations)})"
@@ -143,6 +144,7 @@ class Worker:
                 os.kill(os.getpid(), number)
             self.stop(now=count > 1)
 
+        self._starting = True
         if threading.current_thread() is threading.main_thread():
             previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -153,12 +155,17 @@ class Worker:
         if handed_back:
             raise SystemExit(1)
 
-    async def serve(self, *, burst: bool = False) -> None:
-        """Work until stop() is called, inside a running application. Touches no signals.
+    def serve(self, *, burst: bool = False) -> Coroutine[Any, Any, None]:
+        """Work until stop() is called, inside a running application: ``await worker.serve()``. Touches no signals.
 
         Cancelling it hands running jobs back. Raises as `run` does.
         """
-        await self._live(burst)
+        self._starting = True  # from the call on, so that a stop() before the first step is not lost
+
+        async def serve() -> None:
+            await self._live(burst)
+
+        return serve()
 
     async def _live(self, burst: bool) -> int:
         return await self._finish(self._begin(burst))
@@ -168,7 +175,7 @@ class Worker:
             if self._engine is not None:
                 raise ConfigurationError("this worker is running already; make another one")
             engine = self._engine = Engine(self._settings(), list(self._registrations.values()), burst=burst)
-            wanted, self._wanted = self._wanted, None
+            wanted, self._wanted, self._starting = self._wanted, None, False
         if wanted is not None:
             engine.stop(now=wanted == "now")
         return engine
@@ -178,17 +185,19 @@ class Worker:
             await engine.run()
         finally:
             with self._lock:
-                self._engine = self._wanted = None
+                self._engine = None
         return engine.handed_back
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the worker to end, and return at once: no new jobs, running ones finish. With `now` they are handed back.
 
-        For any thread and for signal handlers. run(), serve() and ``async with`` return once it has ended.
+        For any thread and for signal handlers. run(), serve() and ``async with`` return once it has ended. Without
+        effect on a worker that does not run.
         """
         engine = self._engine
         if engine is None:
-            self._wanted = "now" if now or self._wanted == "now" else "stop"
+            if self._starting:
+                self._wanted = "now" if now or self._wanted == "now" else "stop"
             return
         with suppress(RuntimeError):  # its loop has ended, and so has the worker
             engine.loop.call_soon_threadsafe(lambda: engine.stop(now=now))
