@@ -18,7 +18,7 @@ from outlast_worker.gateway import GatewayServer
 if TYPE_CHECKING:
     from tests.gateway.conftest import Wire
 
-fuzzing = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzzing = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20))
 json_values = st.recursive(

@@ -3,9 +3,10 @@
     config = GatewayConfig(databases=[Database(redis_url="redis://127.0.0.1:6379", token=secret)])
     serve(config)                                    # blocks; or run Gateway(config) under any ASGI server
 
-`wire.py` is the HTTP side, `commands.py` what is allowed and how refusals read, `upstream.py` and `resp.py` the
-database side, `scripts.py` Upstash's script flags, `meter.py` the billed commands, `faults.py` the test switches,
-`app.py` puts them together and `server.py` runs it.
+Towards the caller: `request.py`, `wire.py` (JSON and paths) and `server.py` (uvicorn, loopback unless told otherwise).
+In the middle: `app.py` puts it together, `commands.py` says what is allowed and how refusals read. Towards the database:
+`backend.py`, `upstream.py` (connections), `resp.py` and `scripts.py` (Upstash's script flags). For tests: `faults.py`,
+`replica.py` and `meter.py` (billed commands).
 """
 
 from outlast_worker.gateway.app import Gateway

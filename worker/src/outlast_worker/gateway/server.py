@@ -40,7 +40,8 @@ def check_bind(config: GatewayConfig, host: str) -> GatewayConfig:
         " the token to the network. Put TLS in front.",
         host,
     )
-    return dataclasses.replace(config, allowed_hosts=(*config.allowed_hosts, host))
+    name = f"[{host}]" if ":" in host else host
+    return dataclasses.replace(config, allowed_hosts=(*config.allowed_hosts, name))
 
 
 def _server(gateway: Gateway, *, signals: bool, on_started: Callable[[], None] = lambda: None) -> Server:
