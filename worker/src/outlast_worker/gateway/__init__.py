@@ -3,8 +3,8 @@
     config = GatewayConfig(databases=[Database(redis_url="redis://127.0.0.1:6379", token=secret)])
     serve(config)                                    # blocks; or run Gateway(config) under any ASGI server
 
-Towards the caller: `request.py`, `wire.py` (JSON and paths) and `server.py` (uvicorn, loopback unless told otherwise).
-In the middle: `app.py` puts it together, `commands.py` says what is allowed and how refusals read. Towards the database:
+Towards the caller: `request.py`, `wire.py` (JSON and paths), `server.py` (uvicorn, loopback unless told otherwise). In
+the middle: `app.py` puts it together, `commands.py` says what is allowed and how refusals read. Towards the database:
 `backend.py`, `upstream.py` (connections), `resp.py` and `scripts.py` (Upstash's script flags). For tests: `faults.py`,
 `replica.py` and `meter.py` (billed commands).
 """
