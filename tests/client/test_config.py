@@ -107,11 +107,17 @@ def test_two_databases_are_refused_when_the_client_is_made(options: dict[str, An
 
 
 @pytest.mark.parametrize(
-    "options", [{"url": "https://x.example"}, {"token": "t"}, {"redis_url": "https://x.example", "token": "t"}]
+    ("options", "text"),
+    [
+        ({"url": "https://x.example"}, "url was given without token"),
+        ({"token": "t"}, "token was given without url"),
+        ({"redis_url": "https://x.example", "token": "t"}, "redis_url starts with none"),
+        ({"redis_url": "redis://x.example", "token": "t"}, "leave token out"),
+    ],
 )
-def test_half_an_address_is_not_completed_from_the_environment(options: dict[str, Any]) -> None:
+def test_half_an_address_is_not_completed_from_the_environment(options: dict[str, Any], text: str) -> None:
     env = {"OUTLAST_REST_URL": "https://env.example", "OUTLAST_REST_TOKEN": "of another database"}
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=text):
         _ = outlast.Client(**options, env=env)._transport
 
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import outlast
-from outlast.protocol import Call, Keys
+from outlast.protocol import Call, Keys, calls
 from outlast_worker.gateway import Database, GatewayConfig, GatewayServer
 
 TOKEN = "the-token-of-followers"
@@ -152,3 +152,16 @@ def test_a_page_larger_than_the_server_sends_is_read_in_parts(
         raw.xadd(keys.events(id), {"t": "chunk", "d": "x" * 200_000, "a": "1"}, id="99999-61")
         with pytest.raises(outlast.ServerError, match="max request size"):
             list(jobs.watch(id, after="99999-60"))
+
+
+def test_h49_a_cancel_that_was_refused_for_lack_of_memory_is_repeated_with_relief() -> None:
+    full = outlast.StoreFullError("OOM", code="OOM")
+    transport = Script(full, "requested")
+    jobs = jobs_over(transport)
+    assert jobs.cancel("id") is True
+    limit = jobs.queue.result_ttl_ms
+    assert transport.sent == [
+        calls.cancel(Keys("q"), "id", result_ttl_ms=limit, relief=relief).args for relief in (False, True)
+    ]
+    with pytest.raises(outlast.StoreFullError):
+        jobs_over(Script(full)).cancel("id")
