@@ -44,6 +44,14 @@ BEARER = {"authorization": f"Bearer {API_TOKEN}"}
 _names = itertools.count()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a platform installs it: that may take longer than a test may."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(INSTALL_LIMIT + 60))
+
+
 def run(*command: str | Path, folder: Path = ROOT, **environment: str) -> str:
     """The output of a command that must succeed."""
     done = subprocess.run(
