@@ -175,11 +175,16 @@ class Counting:
         self.sync_token = None
         self.calls: list[str] = []
         self.fault: OutlastError | None = None
+        self.lag = 0
+        """So many records are not there yet."""
 
     async def send(self, call: calls.Call[Any], *, block: float | None = None) -> Any:
         self.calls.append(call.script.name if call.script else call.args[0])
         if self.fault is not None:
             raise self.fault
+        if self.lag and self.calls[-1] == "HMGET":
+            self.lag -= 1
+            return call.decode([None] * (len(call.args) - 2))
         return await self.inner.send(call, block=block)
 
     async def send_many(self, several: Sequence[calls.Call[Any]]) -> list[Any]:

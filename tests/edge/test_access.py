@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+import outlast_edge._edge
 from outlast import AsyncClient, ConfigurationError, InvalidArgumentError, Queue, TransportError
 from outlast.protocol import Keys
 from outlast_edge import ANY, Edge
@@ -78,6 +79,28 @@ def test_h72_somebody_elses_job_answers_like_an_unknown_one(
     mine = web.http.request("GET", f"/v1/jobs/{job['id']}", headers={"x-user": "ann"})
     assert mine.status_code == 200
     assert web.http.get(f"/v1/jobs/{job['id']}", headers={"x-user": "boss"}).status_code == 200
+
+
+def test_a_lagging_replica_gets_time_and_strangers_wait_as_long(
+    serve: Callable[..., Web],
+    polling: Counting,
+    queue: Queue[Any, Any],
+    worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outlast_edge._edge, "REGION_LAG", 0.3)
+    web = serve(Edge(AsyncClient(transport=polling, read_regions=True), queues=[queue], authorize=who).app())
+    job = web.enqueue("x", **{"x-user": "ann"})
+    polling.calls.clear()
+    polling.lag = 3
+    assert web.http.get(job["url"], headers={"x-user": "ann"}).status_code == 200
+    assert polling.calls == ["HMGET"] * 4
+    answers = []
+    for id in (job["id"], "unknown"):
+        polling.calls.clear()
+        assert web.http.get(f"/v1/jobs/{id}", headers={"x-user": "bob"}).status_code == 404
+        answers.append(len(polling.calls))
+    assert answers == [6, 6]
 
 
 def test_h72_ids_cannot_be_guessed(web: Web) -> None:

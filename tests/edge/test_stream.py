@@ -253,6 +253,32 @@ def test_h35_a_cursor_from_an_earlier_life_skips_nothing(
         assert view.text == "new0 new1 new2 new3 new4 "
 
 
+async def test_h35_nor_does_one_from_before_retry_dead(
+    web: Web, worker: Worker, client: AsyncClient, queue: Queue[Any, Any]
+) -> None:
+    job = web.enqueue()
+    worker.take()
+    worker.say(*(f"old{n} " for n in range(5)))
+    worker.end("why", "failed")
+    cursors = [event.id for event in sse(web.http, job["events_url"]) if event.id]
+    assert await client.queue(queue).retry_dead(job["id"])
+    await client.aclose()
+    old = (cursors[1], cursors[-1])
+    streams = [sse(web.http, job["events_url"], cursor) for cursor in old]
+    for stream in streams:
+        next(stream)
+    worker.take()
+    worker.say("new0 ", "new1 ")
+    worker.end()
+    streams += [sse(web.http, job["events_url"], cursor) for cursor in old]
+    for stream in streams:
+        view = Text()
+        view.text = "old text "
+        for event in stream:
+            view.take(event)
+        assert view.text == "new0 new1 "
+
+
 GARBAGE = [
     *("abc", "$", "+", "-", "5-", "-5", "-1-1", "1-1-1", "latest", "１-１", "99999999999999999999-0", "9" * 10_000),
     *("1 OR 1", "0x10", "1e3", "5-99999999999999999999"),

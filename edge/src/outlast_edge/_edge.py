@@ -12,6 +12,7 @@ where … is ``/v1/queues/{queue}``, and ``/v1`` as well when the edge serves ex
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -41,6 +42,7 @@ from outlast import (
     Job,
     JobError,
     JobInUseError,
+    JobNotFoundError,
     Queue,
     QuotaExceededError,
     ReplyShapeError,
@@ -50,7 +52,7 @@ from outlast import (
 from outlast._checks import Duration, check_count, check_id, to_ms
 from outlast.codec import dump_json
 from outlast.protocol import Tail
-from outlast.protocol.tail import check_cursor
+from outlast.protocol.tail import REGION_LAG, check_cursor
 from outlast.records import TERMINAL
 
 from ._frames import SSE_HEADERS, FailureText, generic_failure, parse_result, project
@@ -99,6 +101,8 @@ OPTIONS = frozenset(
 )
 """What a body may hold besides the payload: arguments of enqueue."""
 _METHODS = {"jobs": "POST", "job": "GET, HEAD", "cancel": "POST", "events": "GET, HEAD"}
+LOOKS = 6
+"""For a job that a lagging replica may not know yet."""
 _MARGIN = 5.0
 """Seconds before the platform's own end by which we have ended."""
 
@@ -322,12 +326,18 @@ class Edge:
         token = request.query_params.get("token")
         if token is not None and action in ("get", "watch"):
             check_token(self._secrets(), target.queue.name, target.id, token)
-        try:
-            job = await jobs.get(target.id)
-        except InvalidArgumentError:
-            return None  # not an id that any job can have
-        owner = ANY if token is not None and action != "cancel" else await self._owner(request, action, job)
-        return job if job is not None and (owner is ANY or (owner is not None and owner == job.owner)) else None
+        # A replica that lags may not know the job yet. Strangers' jobs are looked for as often as unknown ones.
+        for look in range(LOOKS if jobs._settings.read_regions else 1):
+            if look > 0:
+                await asyncio.sleep(REGION_LAG / LOOKS)
+            try:
+                job = await jobs.get(target.id)
+            except InvalidArgumentError:
+                return None  # not an id that any job can have
+            owner = ANY if token is not None and action != "cancel" else await self._owner(request, action, job)
+            if job is not None and (owner is ANY or (owner is not None and owner == job.owner)):
+                return job
+        return None
 
     # -- POST jobs -----------------------------------------------------------------------------------------------------
 
@@ -450,6 +460,8 @@ class Edge:
             ready = await reader.rest() if job.status in TERMINAL else []
             if tail.done and not ready:
                 return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        except JobNotFoundError:
+            raise _not_found() from None  # it has expired just now
         except (TransportError, ServerError) as error:
             # Any status but 200 would end an EventSource for good.
             log.warning("watch: %s", type(error).__name__)
@@ -492,7 +504,7 @@ class Edge:
     def _reader(self, request: Request, queue: AnyQueue, job: AnyJob, after: str | None = None) -> Reader:
         """Reads the events of a job that the caller may see."""
         shown = self._jobs(request, self._shown[queue.name])
-        tail = Tail(shown._keys, job.id, shown.queue, after=after)
+        tail = Tail(shown._keys, job.id, shown.queue, after=after, read_regions=shown._settings.read_regions)
         return Reader(shown._transport, tail, (job.status, job.attempt), polls=self._max_polls)
 
     def _most(self, queue: AnyQueue) -> int:

@@ -280,7 +280,7 @@ class EventStream(Stream):
             case "gone":
                 return reconnect(reason, RESUME)
             case _:
-                return reconnect(reason, RESUME, max_stream=self._seconds)
+                return reconnect(reason, RESUME, max_stream=round(self._seconds, 3))
 
     def _encode(self, events: Sequence[Event[Any]]) -> bytes:
         """The frames of one read, with a `state` behind them if it has changed."""
