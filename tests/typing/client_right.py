@@ -131,6 +131,7 @@ def transports(redis: upstash_redis.Redis, aredis: upstash_redis.asyncio.Redis) 
     AsyncClient(upstash=aredis)
     Client(redis_url="redis://x")
 
+
 assert_type(Queue("half", payload=Prompt), Queue[Prompt, Any])
 assert_type(Queue("other half", result=Answer), Queue[Any, Answer])
 
