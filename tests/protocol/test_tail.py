@@ -740,6 +740,18 @@ def test_h69_nor_does_one_that_waits_for_a_job_to_start(lab: Lab) -> None:
     assert sum(1 for at, _ in sent if at > 15) <= 54
 
 
+@pytest.mark.parametrize("where", ["the queue", "the job"])
+def test_a_quiet_reader_comes_by_several_times_within_the_life_of_a_result(lab: Lab, where: str) -> None:
+    """Otherwise a job could end and expire between two polls, and its reader would be told that it never was."""
+    if where == "the queue":
+        lab.queue = Queue(lab.keys.name, result_ttl=2)
+        lab.enqueue()
+    else:
+        lab.enqueue(extra=[("resultTtlMs", "2000")])
+    sent = [at for at, _ in quiet(lab, lab.tail(), 60)]
+    assert max(second - first for first, second in itertools.pairwise(sent)) <= 2 / 3
+
+
 def test_data_makes_the_reader_fast_again(lab: Lab) -> None:
     job = lab.running()
     job.emit("a")

@@ -41,6 +41,8 @@ PAGE = 500
 FAST, STEADY, SLOW = 0.15, 0.6, 2.0
 """Seconds between polls: after data, while quiet, and once nothing came for 10 s."""
 QUIET_AFTER = 10.0
+RESULT_POLLS = 4
+"""The least number of polls within the life of a result, so that a reader never comes after it has expired."""
 CHECK_EVERY = 5
 """One quiet poll in so many reads the record instead of the stream: it tells a quiet job from one that has vanished,
 or whose end never reached the stream."""
@@ -119,6 +121,7 @@ class Tail(Generic[R]):
         self._quiet = 0.0
         self._empty = 0
         self._pace = FAST
+        self._slowest = queue.result_ttl_ms / RESULT_POLLS / 1000
 
     def poll(self, block: float | None = None) -> Call[Any]:
         """The next call. `block`: seconds that a read may wait on the server, where the transport can block."""
@@ -126,7 +129,9 @@ class Tail(Generic[R]):
         if self._step in ("seek", "top"):
             return Call(("XREVRANGE", events, "+", "-", "COUNT", "1"), _entries)
         if self._step == "check":
-            return Call(("HMGET", job, "id", "status", "result", "error", "attempt", "finishedAt", "gen"), items)
+            return Call(
+                ("HMGET", job, "id", "status", "result", "error", "attempt", "finishedAt", "gen", "resultTtlMs"), items
+            )
         wait: tuple[str, ...] = ()
         self._blocked = block is not None and self.blocks
         if block is not None and self.blocks:
@@ -215,6 +220,8 @@ class Tail(Generic[R]):
             self._step = "top"
             return []
         self._known = True
+        if row[7] is not None:
+            self._slowest = max(1, number(row[7])) / RESULT_POLLS / 1000
         if self._wait_only:
             if self._waits_on_stream:
                 self._step, self._seeking = "read" if self._seeking else "seek", True
@@ -239,7 +246,7 @@ class Tail(Generic[R]):
                 return self._conclude()
             self.delay = self._pause()
             return []
-        ended, gen = map(number, self._record[5:]) if self._record else (0, 0)
+        ended, gen = map(number, self._record[5:7]) if self._record else (0, 0)
         # The end has a time of its own, unless the job was over within the millisecond that it was made in.
         if _split(last) == at or at[0] == ended != gen:
             self.done = True  # the caller has had the end, or the one that was made up
@@ -252,7 +259,7 @@ class Tail(Generic[R]):
 
     def _conclude(self) -> list[Event[R]]:
         assert self._record is not None
-        _, status, result, error, attempt, finished, _ = self._record
+        _, status, result, error, attempt, finished, *_ = self._record
         fields = {"t": status_of(status), "a": str(number(attempt))}
         fields["d"] = (maybe_text(result) or "null") if fields["t"] == "completed" else (maybe_text(error) or "")
         at, ended = _split(self.cursor), (number(finished), 0)
@@ -334,9 +341,9 @@ class Tail(Generic[R]):
         if self._fixed is not None:
             pause = self._fixed
         else:
-            pause = self._pace
+            pause = min(self._pace, self._slowest)
             top = SLOW if self._quiet >= QUIET_AFTER else STEADY
-            self._pace = min(top, self._pace * 1.5)
+            self._pace = min(top, self._slowest, self._pace * 1.5)
             # Readers that started together must not poll together for ever.
             pause *= random.uniform(1.0, 1.2)
         self._quiet += pause
