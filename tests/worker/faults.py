@@ -71,7 +71,8 @@ class Proxy(Background):
 
     Per message from the client (a batch of commands in one write): `drop_every` lets each n-th run and then closes
     the connection without the reply. `hold()` lets nothing through until `heal()`, like a network that loses
-    packets; `down()` closes all and accepts none until `heal()`.
+    packets, on connections that exist or (`new=True`) on new ones too; `down()` closes all and accepts none until
+    `heal()`.
     """
 
     def __init__(self, url: str) -> None:
@@ -90,12 +91,17 @@ class Proxy(Background):
         return f"redis://127.0.0.1:{self.port}"
 
     async def open(self) -> None:
-        self._open = asyncio.Event()
-        self._open.set()
+        self._gates: set[asyncio.Event] = set()
+        self._holds_new = False
         self.port = await self.listen(self._serve)
 
-    def hold(self) -> None:
-        self._loop.call_soon_threadsafe(self._open.clear)
+    def hold(self, *, new: bool = True) -> None:
+        async def hold() -> None:
+            self._holds_new = new
+            for gate in self._gates:
+                gate.clear()
+
+        self.do(hold())
 
     def down(self) -> None:
         async def close() -> None:
@@ -112,8 +118,9 @@ class Proxy(Background):
 
     def heal(self) -> None:
         async def heal() -> None:
-            self._down = False
-            self._open.set()
+            self._down = self._holds_new = False
+            for gate in self._gates:
+                gate.set()
 
         self.do(heal())
 
@@ -122,11 +129,15 @@ class Proxy(Background):
             return
         self.connections += 1
         up_reader, up_writer = await asyncio.open_connection(*self._target)
+        gate = asyncio.Event()
+        if not self._holds_new:
+            gate.set()
+        self._gates.add(gate)
         swallow = asyncio.Event()
 
         async def replies() -> None:
             while data := await up_reader.read(65536):
-                await self._open.wait()
+                await gate.wait()
                 if swallow.is_set():
                     self.dropped += 1
                     break
@@ -137,7 +148,7 @@ class Proxy(Background):
 
         async def requests() -> None:
             while data := await reader.read(1 << 20):
-                await self._open.wait()
+                await gate.wait()
                 if b"BLPOP" not in data and b"CLIENT" not in data:
                     self.messages += 1
                     if self.drop_next or (self.drop_every and self.messages % self.drop_every == 0):
@@ -150,6 +161,7 @@ class Proxy(Background):
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._gates.discard(gate)
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)

@@ -15,6 +15,7 @@ from outlast.protocol import Keys
 from outlast_worker import JobContext, Worker
 
 from .conftest import Process, until
+from .faults import Proxy
 
 
 class Starts:
@@ -214,6 +215,28 @@ async def test_caps_of_process_and_queue_hold(valkey_url: str, queue_name: str, 
     assert peak == 3
     # Neither queue starves the other: after half of all starts, both have had a good part.
     assert min(len(first.order), len(second.order)) == 20
+
+
+async def test_no_slot_idles_while_jobs_wait(valkey_url: str, queue_name: str, aclient: AsyncClient) -> None:
+    """Slots that come free while a take is under way, and takes that bring less than everything."""
+    queue: Queue[Any, Any] = Queue(queue_name, lease=60)
+    jobs = aclient.queue(queue)
+    with Proxy(valkey_url) as proxy:
+        proxy.delay = 0.01
+        worker = Worker(proxy.url)
+
+        @worker.handles(queue, concurrency=3)
+        async def run(job: JobContext[Any]) -> None:
+            await asyncio.sleep(job.payload % 5 * 0.006)
+
+        async with worker:
+            ids = []
+            for n in range(150):
+                ids.append((await jobs.enqueue(n)).id)
+                if n % 10 == 0:
+                    await asyncio.sleep(0.03)
+            for id in ids:
+                await jobs.wait(id, timeout=10)
 
 
 async def test_one_blocking_connection_for_all_queues(

