@@ -105,7 +105,7 @@ def test_what_does_not_pass_is_raised_in_mid_watch() -> None:
 
 
 def test_a_fault_at_the_timeout_ends_a_watch_quietly_and_is_the_cause_of_waits_timeout() -> None:
-    alive = [b"id", b"active", None, None, b"1", None]
+    alive = [b"id", b"active", None, None, b"1", None, None, None]
     assert [e.type for e in jobs_over(Script(page(entry(1)), FAULT)).watch("id", poll=0.01, timeout=0.3)] == ["chunk"]
     with pytest.raises(TimeoutError) as caught:
         jobs_over(Script(alive, FAULT)).wait("id", poll=0.01, timeout=0.3)

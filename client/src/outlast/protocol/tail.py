@@ -73,6 +73,9 @@ def _split(cursor: str) -> tuple[int, int]:
     return int(ms), int(seq)
 
 
+_RECORD = ("id", "status", "result", "error", "attempt", "finishedAt", "gen", "resultTtlMs")
+
+
 class Tail(Generic[R]):
     """The state of one reader. `cursor` resumes it; `done` says that nothing will follow."""
 
@@ -360,6 +363,13 @@ def _entries(reply: Any) -> list[tuple[str, dict[str, str]]]:
             case _:
                 raise ReplyShapeError("expected [id, fields] in a stream's reply")
     return out
+
+
+def _row(reply: Any) -> list[Any]:
+    row = items(reply)
+    if len(row) != len(_RECORD):
+        raise ReplyShapeError("the record's reply has another length than asked for")
+    return row
 
 
 def _first_stream(reply: Any) -> list[tuple[str, dict[str, str]]]:
