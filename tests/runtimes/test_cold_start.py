@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from .conftest import ROOT, Packages, Upstream, dependencies, python_path, run
+from .conftest import BASE_PYTHON, ROOT, Packages, Upstream, dependencies, python_path, run
 
 LIMIT = 1.15
 
@@ -30,7 +29,7 @@ def https(upstream: Upstream, cold_start: ModuleType, packages: Packages, tmp_pa
     """The environment of a function whose database is behind https:// with the usual authorities, and one more."""
     tools = packages.install("certificates", ["trustme>=1.2,<2", "certifi"])
     program = "import sys, pathlib; from cold_start import certificates; certificates(pathlib.Path(sys.argv[1]))"
-    run(sys._base_executable, "-c", program, tmp_path, PYTHONPATH=f"{tools}:{ROOT / 'benchmarks'}")  # type: ignore[attr-defined]
+    run(str(BASE_PYTHON), "-c", program, tmp_path, PYTHONPATH=f"{tools}:{ROOT / 'benchmarks'}")
     with cold_start.tls_front(upstream.url, tmp_path / "server.pem") as url:
         yield {
             "OUTLAST_REST_URL": url,
@@ -44,7 +43,7 @@ def https(upstream: Upstream, cold_start: ModuleType, packages: Packages, tmp_pa
 def alone(packages: Packages) -> tuple[Sequence[str], dict[str, str]]:
     """An interpreter that sees the client, what it depends on, and nothing else of this machine."""
     path = python_path(packages.install("client", dependencies("client")))
-    return [sys._base_executable, "-S"], {"PYTHONPATH": path}  # type: ignore[attr-defined]
+    return [str(BASE_PYTHON), "-S"], {"PYTHONPATH": path}
 
 
 def test_a_cold_enqueue_is_one_request_and_two_when_the_database_has_lost_its_scripts(

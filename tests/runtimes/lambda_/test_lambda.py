@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -14,11 +13,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from ..conftest import BEARER, ROOT, Hand, Packages, Relay, Upstream, dependencies, python_path
+from ..conftest import BASE_PYTHON, BEARER, ROOT, Hand, Packages, Relay, Upstream, dependencies, python_path
 from .runtime_api import Invocation, Sandbox, url_event
 
 EXAMPLE = ROOT / "edge" / "examples" / "lambda"
-PYTHON = [sys._base_executable, "-S"]  # type: ignore[attr-defined]
+PYTHON = [str(BASE_PYTHON), "-S"]
 
 
 class Deploy(Protocol):

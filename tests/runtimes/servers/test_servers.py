@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +14,10 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from ..conftest import BEARER, ROOT, Hand, Packages, Upstream, dependencies, python_path
+from ..conftest import BASE_PYTHON, BEARER, ROOT, Hand, Packages, Upstream, dependencies, python_path
 
 EXAMPLES = ROOT / "edge" / "examples"
-PYTHON = [sys._base_executable, "-S", "-m"]  # type: ignore[attr-defined]
+PYTHON = [str(BASE_PYTHON), "-S", "-m"]
 
 ASGI = {
     "uvicorn": ["uvicorn", "app:app", "--port", "PORT"],
