@@ -64,7 +64,10 @@ def test_a_cold_enqueue_costs_at_most_15_percent_more_cpu_than_a_bare_post(
     https: dict[str, str], cold_start: ModuleType, alone: tuple[Sequence[str], dict[str, str]]
 ) -> None:
     python, environment = alone
-    bare, ours = cold_start.compare(python, {**https, **environment}, rounds=12)
-    if ours > LIMIT * bare:  # a busy machine can spoil every one of a few rounds
-        bare, ours = cold_start.compare(python, {**https, **environment}, rounds=30)
+    bare = ours = float("inf")
+    for _ in range(5):  # other work on the machine only adds: the least of more rounds is nearer to the truth
+        least = cold_start.compare(python, {**https, **environment}, rounds=12)
+        bare, ours = min(bare, least[0]), min(ours, least[1])
+        if ours <= LIMIT * bare:
+            break
     assert ours <= LIMIT * bare, f"{ours * 1000:.0f} ms against {bare * 1000:.0f} ms"
