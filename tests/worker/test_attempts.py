@@ -81,8 +81,9 @@ async def test_h19_a_timeout_inside_the_handler_is_not_a_cancel(
 
 @pytest.mark.parametrize("value", [0, 0.3, 864_000])
 async def test_h21_the_next_run_is_when_the_handler_said(
-    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient, raw: redis.Redis, keys: Keys, value: float
+    valkey_url: str, keys: Keys, aclient: AsyncClient, raw: redis.Redis, value: float
 ) -> None:
+    queue: Queue[Any, Any] = Queue(keys.name, lease=60)
     worker = Worker(valkey_url)
     starts: list[float] = []
 

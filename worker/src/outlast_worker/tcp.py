@@ -865,12 +865,13 @@ class AsyncTcpTransport(_Base):
             lane = lane if lane.open else None
         lane = lane or _Lane(self, ask.address, idle=IDLE)
         try:
-            reply = await lane.submit(ask.call, ask.limit, asking=ask.asking)
+            return await lane.submit(ask.call, ask.limit, asking=ask.asking)
         except asyncio.CancelledError:
             lane.task.cancel()  # its reply is still to come and would be taken for the next one's
             raise
-        idle.append(lane)
-        return reply
+        finally:
+            if not lane.task.cancelling():
+                idle.append(lane)
 
     async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """See `outlast.transport.AsyncTransport.send_many`."""
