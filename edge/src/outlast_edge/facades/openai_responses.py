@@ -118,9 +118,8 @@ class OpenAIResponses(OpenAIFacade):
         return resource("cancelled" if cancelled else STATUSES[job.status])
 
     def _stream(self, request: Request, queue: AnyQueue, job: AnyJob, after: int) -> Response:
-        events = Events(Resource(queue, job), failure_text=self._edge._failure_text)
-        reader = self._edge._reader(request, queue, job)
-        return _EventStream(reader, self._edge._limits(request.scope), events, after)
+        events = Events(Resource(queue, job), after=after, failure_text=self._edge._failure_text)
+        return _EventStream(self._edge._reader(request, queue, job), self._edge._limits(request.scope), events, after)
 
 
 class Resource:
@@ -168,13 +167,17 @@ class Events:
 
     A sequence number is made of the entry's id and the place in what the entry gives: ``n * 16 + place``, plus how much
     the id's time is above the job's own. So a number that a client has kept means the same on every connection, and
-    after a restart has dropped what was before.
+    after a restart has dropped what was before. `after`: the last number that the client has.
     """
 
-    def __init__(self, resource: Resource, *, failure_text: FailureText) -> None:
+    def __init__(self, resource: Resource, *, after: int, failure_text: FailureText) -> None:
         self._resource = resource
+        self._after = after
         self._failure_text = failure_text
         self._base = 0
+        self._origin = 0
+        """Where what is said now began: it gives the item its id."""
+        self._headless = False
         self._running = False
         self._item: dict[str, Any] | None = None
         self._index = 0
@@ -202,8 +205,11 @@ class Events:
                 yield from self._restart(at if at > self._base else self._base + 8, event.id)
             case Gap():
                 yield from self.run()
-                # Below the first event that is left: who has had that one needs not be told.
-                yield from self._restart(max(self._at(event.first_available) - 16, self._base + 8), event.id)
+                before = self._at(event.first_available) - 16
+                if self._base == 0 and before + 5 <= self._after:
+                    self._headless = True  # the client has had what is gone
+                else:
+                    yield from self._restart(max(before, self._base + 8), event.id)
             case Completed():
                 yield from self._complete(event.id, event.result)
             case Failed():
@@ -219,6 +225,8 @@ class Events:
         yield from self.run()
         text, others, usage = read_result(result)
         said = "".join(self._text)
+        if self._headless and text.endswith(said):
+            said = text
         if not text.startswith(said):
             yield from self._restart(self._base + 8, id)
             said = ""
@@ -246,7 +254,7 @@ class Events:
     def _say(self, base: int, text: str) -> Iterator[dict[str, Any]]:
         self._base = base
         if self._item is None:
-            self._item = message(f"msg_{self._resource.job_id}_{base}", "", "in_progress")
+            self._item = message(f"msg_{self._resource.job_id}_{self._origin}", "", "in_progress")
             yield self._event("output_item.added", base, output_index=self._index, item={**self._item, "content": []})
             yield self._part("content_part.added", base + 1, part=_part(""))
         self._text.append(text)
@@ -271,7 +279,7 @@ class Events:
             self._item = message(f"msg_{self._resource.job_id}_0", "", "in_progress")
             yield self._event("output_item.added", 3, output_index=0, item={**self._item, "content": []})
             yield self._part("content_part.added", 4, part=_part(""))
-        self._base = base
+        self._base = self._origin = base
         yield from self._end("incomplete", base)
 
     def _whole(self, item: dict[str, Any], at: int) -> Iterator[dict[str, Any]]:
