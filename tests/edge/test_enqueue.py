@@ -188,10 +188,14 @@ def test_sizes_are_limited_before_anything_is_queued(
     small = Queue(queue_name, max_payload=1000)
     web = serve(Edge(client, queues=[small], authorize=anybody).app())
 
+    sent = 0
+
     def parts(count: int) -> Any:
+        nonlocal sent
         yield b'{"payload": "'
         for _ in range(count):
-            yield b"x" * 1000
+            sent += 1
+            yield b"x" * 100_000
         yield b'"}'
 
     kind = {"content-type": "application/json"}
@@ -200,10 +204,11 @@ def test_sizes_are_limited_before_anything_is_queued(
     for reply in (
         web.http.post("/v1/jobs", json={"payload": "x" * 999}),
         web.http.post("/v1/jobs", json={"payload": "x" * 100_000}),
-        web.http.post("/v1/jobs", content=parts(100), headers=kind),  # no Content-Length to go by
+        web.http.post("/v1/jobs", content=parts(500), headers=kind),  # no Content-Length to go by
         web.http.post("/v1/jobs", json={"payload": "é" * 500}),
     ):
         assert (reply.status_code, reply.json()["code"]) == (413, "too_large")
+    assert sent < 400, "50 MB were read before they were refused"
     assert raw.keys(f"{keys.base}*") == []
 
 

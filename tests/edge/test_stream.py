@@ -67,8 +67,11 @@ def test_a_silent_start_shows_within_a_few_reads(web: Web, worker: Worker) -> No
     job = web.enqueue()
     stream = sse(web.http, job["events_url"])
     next(stream)
+    time.sleep(0.3)
     worker.take()
+    started = time.monotonic()
     assert next(stream) == Got("state", {"status": "active", "attempt": 1, "progress": 0.0}, "", None)
+    assert time.monotonic() - started < 5
 
 
 class Live:
