@@ -9,20 +9,21 @@
 
 where … is ``/v1/queues/{queue}``, and ``/v1`` as well when the edge serves exactly one queue.
 
-**Enqueue** takes ``{"payload": …}`` as application/json, with the options that the caller may choose beside the payload,
-and an Idempotency-Key header. 202 with a Location for a new job, 200 for the one that the key belongs to:
+**Enqueue** takes ``{"payload": …}`` as application/json, with the options that the caller may choose beside the
+payload, and an Idempotency-Key header. 202 with a Location for a new job, 200 for the one that the key belongs to:
 ``{"id", "status", "deduplicated", "url", "events_url", "cancel_url"}``. A key that was used with another payload: 422.
 
 **The record** has an ETag; ``?wait=20`` holds the answer back until the job has ended, for at most so many seconds.
 
 **Events** come as Server-Sent Events, or as pages where Accept prefers application/json. The first is `state` (status,
-attempt, progress), without an id and again whenever it changes; then chunk, data, progress, restarted and gap (both: drop what
-you have), and one of completed, failed, cancelled. `reconnect` says that the connection, not the job, ends. The cursor
-is the Last-Event-ID header, else ``?after=``, else ``?from=latest`` for only what is still to come; a malformed one is
-refused even if another wins. Without one, ``?snapshot=1`` sums up what was said so far in a single `snapshot`. 204: the
-viewer has had everything, or the job he was following has expired.
+attempt, progress), without an id and again whenever it changes; then chunk, data, progress, restarted and gap (both:
+drop what you have), and one of completed, failed, cancelled. `reconnect` says that the connection, not the job, ends.
+The cursor is the Last-Event-ID header, else ``?after=``, else ``?from=latest`` for only what is still to come; a
+malformed one is refused even if another wins. Without one, ``?snapshot=1`` sums up what was said so far in a single
+`snapshot`. 204: the viewer has had everything, or the job he was following has expired.
 
-**Pages**: ``?after=&limit=&wait=`` give ``{"events": [{"id", "type", "data"}], "next", "done", "retry_after_ms", "state"}``.
+**Pages** for ``?after=&limit=&wait=`` are ``{"events": [{"id", "type", "data"}], "next", "done", "retry_after_ms",
+"state"}``.
 
 An id that a path cannot carry travels as ``…/jobs/~?id=``: use the URLs of the replies. Errors are RFC 9457 problems.
 """
