@@ -328,6 +328,31 @@ async def test_a_swallowed_cancel_changes_nothing_and_is_no_failure(
     assert "whatever" not in caplog.text
 
 
+async def test_a_handler_that_ignores_its_stop_is_named_in_the_log(
+    valkey_url: str,
+    queue: Queue[Any, Any],
+    aclient: AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("outlast_worker.attempt.NAG_AFTER", 0.1)
+    worker = Worker(valkey_url)
+    running = threading.Event()
+
+    @worker.handles(queue)
+    def run(job: SyncJobContext[Any]) -> None:
+        running.set()
+        time.sleep(0.5)
+
+    jobs = aclient.queue(queue)
+    async with worker:
+        job = await jobs.enqueue(None)
+        await until(running.is_set, "it runs")
+        await jobs.cancel(job.id)
+        assert (await _last(jobs.watch(job.id))).type == "cancelled"
+    assert f"job {job.id!r} of queue {queue.name!r} was stopped (cancelled) 0.1 s ago" in caplog.text
+
+
 async def test_a_plain_handler_is_told_by_its_signal_and_by_emit(
     valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
 ) -> None:

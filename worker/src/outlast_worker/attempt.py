@@ -37,6 +37,7 @@ from . import policy
 from .context import JobContext, SyncJobContext
 from .leases import Lease
 from .output import Output
+from .steps import Steps
 from .stop_signal import JobSignal, StopReason
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ logger = logging.getLogger("outlast.worker")
 
 WIND_DOWN = 1.0
 """Seconds that a handler has to end once the job is handed back. After that its process is about to end anyway."""
+NAG_AFTER = 10.0
+"""Seconds after which a handler that goes on although its job was stopped is named in the log."""
 SETTLE_TRIES = 5
 """A settle that the database refuses (not: does not answer) this often is given up; the lease then runs out."""
 
@@ -84,11 +87,15 @@ class Attempt:
             trouble=engine.trouble,
             hopeless=self._hopeless,
         )
+        self._steps = Steps(
+            engine.transport, self._lease, report=self._held, trouble=engine.trouble, hopeless=self._may_be_lost
+        )
         self._task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._result: Any = None
         self._error: BaseException | None = None
         self._holds_slot = True
+        self._nag: asyncio.TimerHandle | None = None
 
     def stop(self, reason: StopReason) -> None:
         """Stop the handler. The first reason counts, except that a lost lease leaves nothing to settle."""
@@ -103,8 +110,19 @@ class Attempt:
             self.signal.reason = reason
         if reason == "shutdown":
             self._loop.call_later(WIND_DOWN, self._ended.set)
+        else:
+            self._nag = self._loop.call_later(NAG_AFTER, self._complain, reason)
         if self._task is not None and not self._task.done():
             self._task.cancel()
+
+    def _complain(self, reason: StopReason) -> None:
+        logger.warning(
+            "job %r of queue %r was stopped (%s) %g s ago, and its handler still runs; it keeps its slot",
+            self.job.id,
+            self._queue.name,
+            reason,
+            NAG_AFTER,
+        )
 
     def _held(self, answer: calls.Held) -> None:
         if answer != "ok":
@@ -130,6 +148,8 @@ class Attempt:
         finally:
             leases.remove(self._lease)
             await self._output.close(WIND_DOWN)
+            if self._nag is not None:
+                self._nag.cancel()
             self._free()
             self._result = self._error = None
 
@@ -167,13 +187,14 @@ class Attempt:
         job = self.job
         fields: dict[str, Any] = {
             "id": job.id,
-            "queue": self._queue.name,
+            "queue": self._queue,
             "payload": payload,
             "attempt": job.attempt,
             "starts": job.starts,
             "max_attempts": job.max_attempts,
             "signal": self.signal,
             "output": self._output,
+            "steps": self._steps,
         }
         return JobContext(**fields) if self._registration.is_async else SyncJobContext(loop=self._loop, **fields)
 
@@ -322,6 +343,7 @@ class Attempt:
             if (error := self._output.pop_error()) is not None:
                 logger.warning("job %r: its last text could not be written: %s", self.job.id, error)
         await self._output.close(WIND_DOWN)
+        await self._steps.close(WIND_DOWN)
         if outcome.pause_ms is None:
             self._free()  # the next reserve leaves in the same write as the settle; a pause has to be there before it
         answer = await self._send(outcome)
@@ -364,6 +386,7 @@ class Attempt:
                     ttl_ms=queue.dead_ttl_ms if outcome.status == "failed" else result_ttl,
                     cancel_ttl_ms=result_ttl,
                     count=count,
+                    steps=self._steps.any,
                 )
 
     async def _send(self, outcome: _Outcome) -> str:
@@ -388,6 +411,9 @@ class Attempt:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, 1.0)
         return "lost"
+
+    def _may_be_lost(self) -> bool:
+        return self.signal.reason == "lease_lost" or self._hopeless()
 
     def _hopeless(self) -> bool:
         """A worker that ends holds what it has for as long as nobody else can have the job, and no longer."""
