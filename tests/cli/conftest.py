@@ -55,6 +55,7 @@ class Running:
             text=True,
         )
         self.said = ""
+        self._family: set[int] = set()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -92,16 +93,17 @@ class Running:
             if int(parent) in family:
                 family.add(int(pid))
                 found[int(pid)] = command[0] if command else ""
+        self._family |= set(found)
         return found
 
     def end(self) -> None:
         """Kill it and all that it started, and close the pipes."""
-        family = self.children()
-        for pid in (self.process.pid, *family):
+        self.children()
+        for pid in (self.process.pid, *self._family):  # also those that outlived their parent, as they never should
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        self._reader.join()
+        self._reader.join(10)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self.process.stdout.close()

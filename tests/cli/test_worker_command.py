@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from outlast import Client, Job, Jobs, Queue
-from outlast_worker.cli.supervise import snapshot
+from outlast_worker.cli.supervise import Program, Supervisor, snapshot
 from outlast_worker.dev.server import EmbeddedServer
 
 from .conftest import Start, gone, until
@@ -133,7 +134,7 @@ def test_processes_share_the_work_and_stop_together(jobs: Jobs[Any, Any], start:
 
 
 def test_h22_a_process_that_dies_is_replaced(jobs: Jobs[Any, Any], start: Start) -> None:
-    worker = start("worker", "jobs:worker", "--processes", "1", "--reload")
+    worker = start("worker", "jobs:worker", "--processes", "1")
     id = jobs.enqueue("die").id
     assert jobs.wait(id, timeout=30) == "survived"
     assert "worker process 1 ended with exit code 9; it starts again in 0.5 s" in worker.said
@@ -175,6 +176,14 @@ def test_the_processes_of_a_killed_supervisor_finish_and_end(
     (tmp_path / "go").touch()
     until(lambda: all(gone(pid) for pid in pids), "the busy one, too")
     assert job(jobs, id).result == "done"
+
+
+async def test_a_stop_that_comes_while_a_process_is_being_started_reaches_it() -> None:
+    supervisor = Supervisor([Program("sleeper", ["/bin/sleep", "60"])])
+    running = asyncio.ensure_future(supervisor.run())
+    await asyncio.sleep(0)
+    supervisor.stop()
+    assert await asyncio.wait_for(running, 10) == 0
 
 
 def test_burst_over_several_processes_ends_when_all_have(jobs: Jobs[Any, Any], start: Start) -> None:

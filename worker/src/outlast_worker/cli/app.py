@@ -89,7 +89,7 @@ def command(function: Callable[..., int | None]) -> None:
             code = NO
         raise typer.Exit(code or 0)
 
-    app.command(function.__name__.strip("_").replace("_", "-"))(run)
+    app.command(function.__name__.replace("_", "-"))(run)
 
 
 def usage(message: str) -> Exception:

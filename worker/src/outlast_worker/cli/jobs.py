@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +18,7 @@ from .app import NO, TIMEOUT, AsJson, RedisUrl, RestToken, RestUrl, command, usa
 
 if TYPE_CHECKING:
     from outlast import Client, Event, Jobs
+    from outlast.protocol import Call
 
 __all__: list[str] = []
 
@@ -252,7 +253,8 @@ def dead(
 
     with connect(redis_url, rest_url, rest_token) as client:
         jobs = jobs_of(client, queue)
-        found = [show.job_json(job, queue) for id in jobs.dead(count) if (job := jobs.get(id)) is not None]
+        records = [jobs._get(id) for id in jobs.dead(count)]
+        found = [show.job_json(job, queue) for job in send_all(client, records) if job is not None]
     if as_json:
         show.dump({"queue": queue, "jobs": found})
     elif found:
@@ -261,6 +263,11 @@ def dead(
     else:
         show.note(f"no dead jobs in queue {queue}")
     return 0
+
+
+def send_all(client: Client, sent: Sequence[Call[Any]]) -> list[Any]:
+    """The answers of many calls, in pipelines of a size that any server takes."""
+    return [answer for at in range(0, len(sent), 100) for answer in client._transport.send_many(sent[at : at + 100])]
 
 
 def one_line(text: str) -> str:
@@ -294,16 +301,17 @@ def retry_dead(
             else:
                 show.note(f"job {id} is not dead")
             return 0 if done else NO
-        retried: list[str] = []
+        retried: dict[str, None] = {}
         while True:
             # Those that were retried have left the list; one that died again meanwhile must not go round for ever.
             page = [id for id in jobs.dead(1000) if id not in retried]
-            done_now = [id for id in page if jobs.retry_dead(id)]
-            retried += done_now
+            answers = send_all(client, [jobs._retry_dead(id, None) for id in page])
+            done_now = [id for id, done in zip(page, answers, strict=True) if done]
+            retried.update(dict.fromkeys(done_now))
             if not done_now:
                 break
     if as_json:
-        show.dump({"queue": queue, "retried": retried})
+        show.dump({"queue": queue, "retried": [*retried]})
     else:
         for id in retried:
             show.put(f"{id} waiting")

@@ -43,9 +43,12 @@ def dev(
 def worker(
     target: Annotated[str, Argument(metavar="MODULE:WORKER", show_default=False, help="Imported from here.")],
     concurrency: Annotated[
-        int | None, Option(min=1, show_default=False, help="Jobs at a time in one process; default as declared.")
+        int | None,
+        Option(min=1, max=100_000, show_default=False, help="Jobs at a time in one process; default as declared."),
     ] = None,
-    processes: Annotated[int, Option(min=1, help="Processes to keep running.")] = 1,
+    processes: Annotated[
+        int | None, Option(min=1, show_default=False, help="Processes to keep running; default one, not supervised.")
+    ] = None,
     grace: Annotated[
         float | None,
         Option(min=0, metavar="SECONDS", show_default=False, help="Time for running jobs after a stop; default: all."),
@@ -62,7 +65,7 @@ def worker(
     to other workers, and the exit code is 1. A process that dies is started again (--processes, --reload).
     """
     log_to_stderr("INFO")
-    if parent_fd is None and (processes > 1 or reload):
+    if parent_fd is None and (processes is not None or reload):
         if burst and reload:
             raise usage("--burst ends and --reload never does; give one of them")
         options = [] if concurrency is None else ["--concurrency", str(concurrency)]
@@ -70,7 +73,7 @@ def worker(
         grace = 5.0 if grace is None and reload else grace
         options += [] if grace is None else ["--grace", str(grace)]
         options += ["--burst"] if burst else []
-        return supervise(target, processes, options, reload=reload, redis_url=redis_url, as_json=as_json)
+        return supervise(target, processes or 1, options, reload=reload, redis_url=redis_url, as_json=as_json)
 
     from outlast_worker import Worker
 

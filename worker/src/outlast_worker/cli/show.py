@@ -32,8 +32,12 @@ def dump(value: Any) -> None:
     put(json.dumps(value, ensure_ascii=False))
 
 
-def put(text: str) -> None:
-    print(text, flush=True)
+def put(text: str, end: str = "\n") -> None:
+    print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end=end, flush=True)
+
+
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+"""What a terminal would obey instead of show. A model's text or an error's may hold anything."""
 
 
 def note(text: str) -> None:
@@ -192,8 +196,7 @@ def _stream(events: Iterable[Event[Any]], job: str, last: list[str], *, text: bo
             match event:
                 case Chunk() if text:
                     meter.hide()
-                    sys.stdout.write(event.data)
-                    sys.stdout.flush()
+                    put(event.data, end="")
                     written += event.data
                 case Data() if text:
                     meter.hide()
@@ -210,6 +213,7 @@ def _stream(events: Iterable[Event[Any]], job: str, last: list[str], *, text: bo
                             else "-- earlier output is gone; what follows is not the beginning --"
                         )
                         written = ""
+                        meter.show()
                 case Completed():
                     meter.hide()
                     result = as_text(event.result)
@@ -231,8 +235,7 @@ def _stream(events: Iterable[Event[Any]], job: str, last: list[str], *, text: bo
 
 def _line(written: str) -> None:
     if written and not written.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        put("")
 
 
 def fail(kind: str, message: str, code: int, *, as_json: bool) -> NoReturn:

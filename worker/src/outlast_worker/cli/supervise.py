@@ -70,7 +70,7 @@ class Program:
             with suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
-    async def run_once(self, stdout: int | None) -> int:
+    async def run_once(self, stdout: int | None, stopping: asyncio.Event) -> int:
         """One life of the process: from its start to its exit code."""
         ours, theirs = socket.socketpair()
         with ours:
@@ -84,6 +84,8 @@ class Program:
                     pass_fds=[theirs.fileno(), *self.fds],
                     process_group=0,
                 )
+            if stopping.is_set() or self.changed.is_set():  # while it was being started, and could not be told
+                self.signal(signal.SIGTERM)
             listening = asyncio.ensure_future(self._listen(ours))
             try:
                 return await self.process.wait()
@@ -156,7 +158,7 @@ class Supervisor:
         while not self._stopping.is_set():
             program.changed.clear()
             started = time.monotonic()
-            code = await program.run_once(self._stdout)
+            code = await program.run_once(self._stdout, self._stopping)
             if self._stopping.is_set() or (code == 0 and self._until_done):
                 if code != -signal.SIGTERM:  # ours, and it came before the program could have begun anything
                     self._code = self._code or (code if code >= 0 else 128 - code)
@@ -186,9 +188,13 @@ class Supervisor:
     async def _watch_source(self) -> None:
         assert self._reload is not None
         before = await asyncio.to_thread(snapshot, self._reload)
+        took = 0.0
         while True:
-            await asyncio.sleep(LOOK)
+            # In a very large folder one look takes long: it must not keep a processor busy.
+            await asyncio.sleep(max(LOOK, 10 * took))
+            started = time.monotonic()
             now = await asyncio.to_thread(snapshot, self._reload)
+            took = time.monotonic() - started
             if now != before:
                 changed = min(set(now.items()) ^ set(before.items()))[0]
                 note(f"{changed} has changed: restarting")

@@ -141,7 +141,7 @@ class _Stack:
             "OUTLAST_REST_TOKEN": token,
             "OUTLAST_REDIS_URL": self._server.url,
         }
-        hosts = {} if is_loopback(options.host) else {"OUTLAST_DEV_HOSTS": "*"}
+        hosts = {} if is_loopback(options.host) and ":" not in options.host else {"OUTLAST_DEV_HOSTS": "*"}
         environment = {**os.environ, **addresses, **hosts}
         programs: list[Program] = []
         python = [sys.executable, "-m"]
@@ -219,7 +219,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        listener.bind((host.strip("[]"), port))
         listener.listen(128)
     except OSError:
         listener.close()
