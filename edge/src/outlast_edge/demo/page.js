@@ -383,7 +383,7 @@ async function start() {
     jobsUrl = jobs_url;
     $("model-name").textContent = model ?? "";
     $("model").hidden = !model;
-    $("note").textContent = note ?? "";
+    $("note").textContent = model && note ? `Answered by ${model}: ${note}` : note ?? "";
     $("note").hidden = !note;
   } catch {
     // the page works without
