@@ -16,6 +16,7 @@ import pytest
 from httpx_sse import connect_sse
 
 from outlast import Client, Queue
+from outlast_worker.dev.stack import KILL_AFTER
 
 from .conftest import Running, Start, gone, until
 
@@ -58,11 +59,11 @@ def servers(dev: Running) -> dict[str, int]:
 
 
 def stop(dev: Running, number: int = signal.SIGTERM) -> None:
-    """It ends within seconds, with 0, and leaves nothing running."""
+    """It ends within seconds, with 0, and leaves nothing running. Nothing has to be killed for that."""
     family = dev.children()
     assert len(family) >= 2
     dev.signal(number)
-    assert dev.wait(15) == 0
+    assert dev.wait(KILL_AFTER - 0.5) == 0
     assert [command for pid, command in family.items() if not gone(pid)] == []
 
 

@@ -178,10 +178,12 @@ def test_the_processes_of_a_killed_supervisor_finish_and_end(
     assert job(jobs, id).result == "done"
 
 
-async def test_a_stop_that_comes_while_a_process_is_being_started_reaches_it() -> None:
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_stop_that_comes_while_a_process_is_being_started_reaches_it(turns: int) -> None:
     supervisor = Supervisor([Program("sleeper", ["/bin/sleep", "60"])])
     running = asyncio.ensure_future(supervisor.run())
-    await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
     supervisor.stop()
     assert await asyncio.wait_for(running, 10) == 0
 
