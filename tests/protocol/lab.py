@@ -40,6 +40,7 @@ class Holder:
     job: calls.Reserved
     n: int = field(init=False)
     emitted: bool = False
+    stepped: bool = False
 
     def __post_init__(self) -> None:
         self.n = self.job.n
@@ -89,8 +90,19 @@ class Holder:
             ttl_ms=keep,
             cancel_ttl_ms=RESULT_TTL,
             count=self.n,
+            steps=self.stepped,
             now=self.lab.now,
         )
+
+    def step_call(self, name: str, value: str, *, stale: bool = False) -> Call[calls.Held]:
+        return calls.step(self.lab.keys, self.job, name=name, value=value, stale=stale)
+
+    def step(self, name: str, value: str, *, stale: bool = False) -> str:
+        self.stepped = True
+        return self.lab.send(self.step_call(name, value, stale=stale))
+
+    def steps(self) -> tuple[dict[str, str], bool]:
+        return self.lab.send(calls.steps(self.lab.keys, self.job))
 
     def complete(self, body: str = "null", ttl: int | None = None) -> str:
         return self.lab.send(self.settle_call("completed", body, ttl))
@@ -186,9 +198,9 @@ class Lab:
     def cancel(self, id: str = "job-a", **options: Any) -> calls.CancelAnswer:
         return self.send(calls.cancel(self.keys, id, **{"result_ttl_ms": RESULT_TTL, "now": self.now, **options}))
 
-    def retry_dead(self, id: str = "job-a", *, nonce: str | None = None, max_attempts: int = 3) -> bool:
+    def retry_dead(self, id: str = "job-a", *, nonce: str | None = None, max_attempts: int = 3, **more: Any) -> bool:
         nonce = nonce or f"nonce-{next(_nonces)}"
-        return self.send(calls.retry_dead(self.keys, id, nonce=nonce, max_attempts=max_attempts, now=self.now))
+        return self.send(calls.retry_dead(self.keys, id, nonce=nonce, max_attempts=max_attempts, now=self.now, **more))
 
     def stats(self) -> Any:
         return drive(self, calls.stats(self.keys))

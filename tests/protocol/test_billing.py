@@ -162,7 +162,7 @@ RESERVE: dict[str, tuple[int, Prepare]] = {
     "promoting 4, ringing for the rest": (8 + 2 + 3 + 8 + 1, lambda lab: due(lab, 4, 1)),
     "finding a lapsed lease": (5 + 2, lambda lab: lapsed(lab, 1)),
     "reclaiming a job": (5 + 1 + 3 + 2 + 1, lambda lab: lapsed(lab, 2)),
-    "reclaiming a job for the dead": (5 + 1 + 7, lambda lab: lapsed(lab, 2, max_attempts=1)),
+    "reclaiming a job for the dead": (5 + 1 + 8, lambda lab: lapsed(lab, 2, max_attempts=1)),
     "again, for 2 jobs that it took": (3 + 2 * 2 + 2, taken_before),
 }
 
@@ -187,6 +187,16 @@ def renewal(lab: Lab, count: int, relief: bool = False) -> Call[Any]:
 def emitted(job: Any) -> Call[Any]:
     job.emit("x")
     return job.release_call()
+
+
+def stepped(job: Any) -> Call[Any]:
+    job.step("s", "1")
+    return job.settle_call("completed", "1")
+
+
+def stale(lab: Lab, job: Any) -> Call[Any]:
+    lab.raw("HSET", lab.keys.steps(job.id), "gen", "1", "s:s", "old")
+    return job.step_call("s", "1", stale=True)
 
 
 def flagged(lab: Lab, call: Callable[[Any], Call[Any]], **options: Any) -> Call[Any]:
@@ -224,14 +234,17 @@ HOLDER: dict[str, tuple[int, Prepare]] = {
         lambda lab: flagged(lab, lambda job: job.settle_call("completed", "1"), key="k"),
     ),
     "settle again": (2, settled),
+    "settle with steps": (9, lambda lab: held(lab, stepped)),
+    "step": (4, lambda lab: held(lab, lambda job: job.step_call("s", "1"))),
+    "step over those of another life": (6, lambda lab: held(lab, lambda job: stale(lab, job))),
     "retry": (7, lambda lab: held(lab, lambda job: job.retry_call(5))),
     "retry, ringing": (8, lambda lab: held(lab, lambda job: job.retry_call(5, ring=True))),
-    "retry of a cancelled job": (8, lambda lab: flagged(lab, lambda job: job.retry_call(5))),
-    "retry of a cancelled job with a key": (10, lambda lab: flagged(lab, lambda job: job.retry_call(5), key="k")),
+    "retry of a cancelled job": (9, lambda lab: flagged(lab, lambda job: job.retry_call(5))),
+    "retry of a cancelled job with a key": (11, lambda lab: flagged(lab, lambda job: job.retry_call(5), key="k")),
     "release": (8, lambda lab: held(lab, lambda job: job.release_call())),
     "release after output": (11, lambda lab: held(lab, emitted)),
     "release, pausing": (10, lambda lab: held(lab, lambda job: job.release_call(pause_ms=9))),
-    "release of a cancelled job": (8, lambda lab: flagged(lab, lambda job: job.release_call())),
+    "release of a cancelled job": (9, lambda lab: flagged(lab, lambda job: job.release_call())),
 }
 
 
@@ -279,6 +292,7 @@ OTHERS: dict[str, tuple[int, Prepare]] = {
     "cancel waiting": (7, lambda lab: cancel(lab, lab.enqueue)),
     "cancel scheduled": (7, lambda lab: cancel(lab, lambda: lab.enqueue(delay_ms=9))),
     "cancel waiting with a key": (9, lambda lab: cancel(lab, lambda: lab.enqueue(key="k"))),
+    "cancel one that waits for its second attempt": (8, lambda lab: cancel(lab, lambda: lab.running().retry())),
     "cancel active": (6, lambda lab: cancel(lab, lab.running)),
     "cancel active with a full database": (7, lambda lab: cancel(lab, lab.running, relief=True)),
     "cancel a second one of the same worker": (5, second_cancel),
@@ -287,7 +301,7 @@ OTHERS: dict[str, tuple[int, Prepare]] = {
     "cancel cancelled": (2, lambda lab: cancel(lab, lambda: (lab.enqueue(), lab.cancel()))),
     "cancel completed": (2, lambda lab: cancel(lab, lambda: lab.running().complete())),
     "cancel unknown": (2, lambda lab: cancel(lab, lambda: None)),
-    "retry_dead": (14, revive),
+    "retry_dead": (15, revive),
     "retry_dead, again": (2, lambda lab: revive(lab, repeated=True)),
     "retry_dead of what is not dead": (
         3,

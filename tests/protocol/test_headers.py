@@ -216,7 +216,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "signal": keys.signal,
                 "lane": keys.scheduled if delay else keys.ready,
                 **({} if delay else {"seq?": keys.seq}),
-                **({"events?": keys.events("id-1"), "dead?": keys.dead} if own else {}),
+                **({"events?": keys.events("id-1"), "dead?": keys.dead, "steps?": keys.steps("id-1")} if own else {}),
                 **({"idem?": keys.idem("kk")} if key else {}),
             },
             {
@@ -257,19 +257,40 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
             {"now": _opt(now), "lease_ms": "44", "relief": str(int(relief))},
             ["id-7", "w:8"] * len(held),
         )
-    yield (
-        calls.retry_dead(keys, "id-1", nonce="nn", max_attempts=4, now=9),
-        {
-            "job": keys.job("id-1"),
-            "events": keys.events("id-1"),
-            "dead": keys.dead,
-            "ready": keys.ready,
-            "seq": keys.seq,
-            "signal": keys.signal,
-        },
-        {"now": "9", "id": "id-1", "nonce": "nn", "max_attempts": "4"},
-        [],
-    )
+    for flag in (False, True):
+        yield (
+            calls.retry_dead(keys, "id-1", nonce="nn", max_attempts=4, keep_steps=flag, now=9),
+            {
+                "job": keys.job("id-1"),
+                "events": keys.events("id-1"),
+                "dead": keys.dead,
+                "ready": keys.ready,
+                "seq": keys.seq,
+                "signal": keys.signal,
+                "steps": keys.steps("id-1"),
+            },
+            {
+                "now": "9",
+                "id": "id-1",
+                "nonce": "nn",
+                "max_attempts": "4",
+                "steps_ttl_ms": str(calls.STEPS_TTL_MS if flag else 0),
+            },
+            [],
+        )
+        yield (
+            calls.step(keys, job(), name="gen", value="vv", ttl_ms=55, stale=flag),
+            {"job": keys.job("id-7"), "steps": keys.steps("id-7")},
+            {
+                "token": "w:8",
+                "gen": "100",
+                "field": "s:gen",
+                "value": "vv",
+                "ttl_ms": "55",
+                "stale": str(int(flag)),
+            },
+            [],
+        )
     yield calls.prune_dead(keys), {"dead": keys.dead}, {"base": keys.base}, []
     for again, stale, grace, bell in itertools.product((False, True), (None, 66), (None, 33), (False, True)):
         yield (
@@ -353,9 +374,15 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                     ttl_ms=22,
                     cancel_ttl_ms=23,
                     count=24,
+                    steps=flag,
                     now=9,
                 ),
-                {**own, **({"dead?": keys.dead} if status == "failed" else {}), **held_by_key},
+                {
+                    **own,
+                    **({"dead?": keys.dead} if status == "failed" else {}),
+                    **({"steps?": keys.steps("id-7")} if flag else {}),
+                    **held_by_key,
+                },
                 {
                     "now": "9",
                     "token": "w:8",
@@ -367,6 +394,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                     "attempt": "3",
                     "count": "24",
                     "has_key": str(int(bool(key))),
+                    "has_steps": str(int(flag)),
                 },
                 [],
             )
@@ -580,6 +608,8 @@ def test_the_key_table_is_what_the_scripts_create(lab: Lab) -> None:
                 assert (0 < ttl <= RESULT_TTL) if done else ttl is None, name
             case "2 x lease":
                 assert LEASE < ttl <= 2 * LEASE
+            case "30 days; then as the record":
+                assert (0 < ttl <= RESULT_TTL) if ended else RESULT_TTL < ttl <= calls.STEPS_TTL_MS, name
             case "10 minutes":
                 assert 0 < ttl <= 600_000 == calls.CTL_TTL_MS
             case _:
@@ -590,9 +620,11 @@ def test_the_key_table_is_what_the_scripts_create(lab: Lab) -> None:
 #: Keys whose names only the database knows are followed inside; all of one hash tag (DESIGN §3.6).
 FOLLOWED = {
     "enqueue": {"job:<id>", "idem:<key>", "ready", "scheduled", "leases", "dead"},
-    "cancel": {"idem:<key>", "ctl:<worker>"},
+    "cancel": {"idem:<key>", "ctl:<worker>", "steps:<id>"},
+    "retry": {"steps:<id>"},
+    "release": {"steps:<id>"},
     "prune_dead": {"job:<id>"},
-    "reserve": {"job:<id>", "events:<id>", "idem:<key>"},
+    "reserve": {"job:<id>", "events:<id>", "idem:<key>", "steps:<id>"},
 }
 
 
@@ -619,11 +651,12 @@ def test_scripts_touch_the_keys_that_they_declare_and_declare_those_that_they_to
                 script, keys = names[words[1]], set(words[3 : 3 + int(words[2])])
                 declared[script] |= {row_of(key.removeprefix(base)) for key in keys}
             elif shown["client_type"] == "lua" and words[0] != "TIME":
-                row = row_of(words[1].removeprefix(base))
-                touched[script].add(row)
+                used = words[1:] if words[0] == "DEL" else words[1:2]
+                touched[script] |= {row_of(key.removeprefix(base)) for key in used}
                 # Upstash cuts Lua numbers to integers, and Lua would write a time as 1.8e+12: all leave as text.
                 assert not [word for word in words if re.fullmatch(r"-?[\d.]+e[+-]?\d+|\d+\.0", word)], words
-                assert words[1] in keys or row in FOLLOWED.get(script, set()), f"{script} touches {words[1]} undeclared"
+                for key in used:
+                    assert key in keys or row_of(key.removeprefix(base)) in FOLLOWED.get(script, set()), (script, key)
     for name in FILES:
         followed = FOLLOWED.get(name, set()) - declared[name]
         assert declared[name] == touched[name] - followed, f"{name} declares keys that it never touches"

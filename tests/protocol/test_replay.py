@@ -75,6 +75,18 @@ def flush(lab: Lab, *events: tuple[str, str], **options: Any) -> Prepared:
     return job.flush_call(*events, **options), job.flush_call(*events, **options, again=True)
 
 
+def stepped(lab: Lab) -> Holder:
+    job = lab.running()
+    job.step("s", "1")
+    return job
+
+
+def stale_steps(lab: Lab) -> Call[Any]:
+    job = lab.running()
+    lab.raw("HSET", lab.keys.steps(job.id), "gen", "1", "s:old", "old")
+    return job.step_call("s", "1", stale=True)
+
+
 def revival(lab: Lab) -> Prepared:
     ended(lab, "fail")
     return same(calls.retry_dead(lab.keys, "job-a", nonce="n", max_attempts=3, now=lab.now))
@@ -103,6 +115,9 @@ CALLS: dict[str, Callable[[Lab], Prepared]] = {
     "flush, renewing": lambda lab: flush(lab, *EVENTS, renew=True, progress="0.5"),
     "flush of progress alone": lambda lab: flush(lab, progress="0.5"),
     "renew": lambda lab: same(calls.renew(lab.keys, [lab.running().job], lease_ms=LEASE, now=lab.now + 5)),
+    "step": lambda lab: same(lab.running().step_call("s", "1")),
+    "step over those of another life": lambda lab: same(stale_steps(lab)),
+    "settle with steps": lambda lab: same(stepped(lab).settle_call("completed", "1")),
     "settle completed": lambda lab: same(lab.running(key="k").settle_call("completed", "1")),
     "settle failed": lambda lab: same(lab.running(key="k").settle_call("failed", "E: x")),
     "settle of a cancelled job": lambda lab: same(flagged(lab, key="k").settle_call("completed", "1")),
@@ -262,10 +277,13 @@ def late_calls(job: Holder) -> dict[str, Call[Any]]:
         "settle failed": job.settle_call("failed", "late"),
         "retry": job.retry_call(5, ring=True),
         "release": job.release_call(pause_ms=5000),
+        "step": job.step_call("late", "1", stale=True),
     }
 
 
-@pytest.mark.parametrize("name", ["flush", "flush again", "settle completed", "settle failed", "retry", "release"])
+@pytest.mark.parametrize(
+    "name", ["flush", "flush again", "settle completed", "settle failed", "retry", "release", "step"]
+)
 @pytest.mark.parametrize(
     "then", ["reclaimed", "taken over", "completed by another", "dead", "cancelled", "used again", "gone"]
 )

@@ -37,6 +37,11 @@ def tour(lab: Lab) -> None:
     call = own.flush_call(("chunk", "c"), renew=True, progress="0.5")
     lab.send(call)
     own.flush(("chunk", "c"), renew=True, progress="0.5", again=True)
+    for job in (own, minted, delayed):
+        assert job.step("one", "1") == "ok"
+        assert job.step("two", "2", stale=True) == "ok"
+    lab.raw("HSET", keys.steps("minted"), "gen", "1")
+    assert minted.step("one", "1", stale=True) == "ok"
     lab.send(calls.renew(keys, [minted.job, own.job], lease_ms=LEASE, now=lab.now, relief=True))
     own.complete('"ok"')
     own.complete('"ok"')
@@ -55,6 +60,7 @@ def tour(lab: Lab) -> None:
     assert lab.cancel("foreign", relief=True) == "requested"
     assert lab.cancel("delayed") == "requested"
     assert minted.renew() == "cancel"
+    delayed.stepped = True
     assert [minted.release(), foreign.retry(), delayed.complete()] == ["cancelled"] * 3
     for id in ("minted", "own", "unknown"):
         lab.cancel(id)

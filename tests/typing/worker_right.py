@@ -22,6 +22,14 @@ untyped = Queue("untyped")
 worker = Worker()
 
 
+async def chunk(n: int) -> Prompt:
+    return Prompt(prompt=str(n))
+
+
+def length(text: str) -> int:
+    return len(text)
+
+
 @worker.handles(typed)
 async def coroutine(job: JobContext[Prompt]) -> str:
     assert_type(job.payload, Prompt)
@@ -36,6 +44,9 @@ async def coroutine(job: JobContext[Prompt]) -> str:
     await job.progress(1)
     await job.flush()
     await job.heartbeat()
+    assert_type(await job.step("a", chunk, 1), Prompt)
+    assert_type(await job.step("b", length, text="x"), int)
+    assert_type(await job.step("c", anything, job, type=Prompt), Prompt)
     return job.payload.prompt
 
 
@@ -45,6 +56,8 @@ def plain(job: SyncJobContext[Prompt]) -> str:
     job.progress(0.5)
     job.flush()
     job.heartbeat()
+    assert_type(job.step("b", length, "x"), int)
+    assert_type(job.step("c", length, "x", type=float), float)
     job.signal.on_set(lambda: None)
     assert_type(job.signal.wait(1.0), bool)
     return job.payload.prompt

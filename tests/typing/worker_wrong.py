@@ -60,6 +60,9 @@ async def inside(job: JobContext[Prompt]) -> str:
     job.payload = Prompt(prompt="")
     print(job.payload.text)  # refused
     print(job.result)  # refused
+    await job.step(3, wrong_payload, job)  # refused
+    await job.step("a", wrong_payload)  # refused
+    await job.step("a", wrong_payload, 5, timeout=3)  # refused
     return job.emit  # refused
 
 

@@ -167,13 +167,14 @@ class JobsBase(Generic[P, R]):
     def _cancel(self, id: str, *, relief: bool = False) -> Call[calls.CancelAnswer]:
         return calls.cancel(self._keys, check_id(id), result_ttl_ms=self.queue.result_ttl_ms, relief=relief)
 
-    def _retry_dead(self, id: str, max_attempts: int | None) -> Call[bool]:
+    def _retry_dead(self, id: str, max_attempts: int | None = None, keep_steps: bool = True) -> Call[bool]:
         attempts = self.queue.max_attempts if max_attempts is None else max_attempts
         return calls.retry_dead(
             self._keys,
             check_id(id),
             nonce=os.urandom(12).hex(),
             max_attempts=check_count(attempts, "max_attempts", most=1_000_000),
+            keep_steps=keep_steps,
         )
 
     def _dead(self, count: int) -> calls.Plan[list[str]]:

@@ -294,9 +294,10 @@ class Jobs(JobsBase[P, R]):
         """Ids of at most `count` jobs that failed for good and are still kept, oldest first."""
         return drive(self._transport, self._dead(count))
 
-    def retry_dead(self, id: str, *, max_attempts: int | None = None) -> bool:
+    def retry_dead(self, id: str, *, max_attempts: int | None = None, keep_steps: bool = True) -> bool:
         """Put a job that failed for good back to work, with a fresh count of attempts. False: it is not dead.
 
-        Its output starts over: watchers get `Restarted`. `max_attempts`: by default the queue's.
+        Its output starts over: watchers get `Restarted`. `max_attempts`: by default the queue's. `keep_steps`: do not
+        run the steps again that it had finished.
         """
-        return self._transport.send(self._retry_dead(id, max_attempts))
+        return self._transport.send(self._retry_dead(id, max_attempts, keep_steps))

@@ -21,6 +21,7 @@
      ├ RetryJobError   .retry_after       raised by handlers: try again, then
      ├ RateLimitedError .retry_after      raised by handlers: pause the queue, give the attempt back
      └ TerminalJobError                   raised by handlers: never try again
+        └ StepValueError (also InvalidArgumentError)  a step's value cannot be kept: the job ends
 
     JobStopped (BaseException)            in a plain handler: the job was stopped; let it pass
 """
@@ -48,6 +49,7 @@ __all__ = [
     "ReplyShapeError",
     "RetryJobError",
     "ServerError",
+    "StepValueError",
     "StoreFullError",
     "TerminalJobError",
     "TransportError",
@@ -190,6 +192,10 @@ class RateLimitedError(OutlastError):
 
 class TerminalJobError(OutlastError):
     """Raise it in a handler: the job has failed for good; another attempt would fail the same way."""
+
+
+class StepValueError(InvalidArgumentError, TerminalJobError):
+    """A step returned what is no JSON, or too large. The job has failed for good: it would be paid for again."""
 
 
 class JobStopped(BaseException):

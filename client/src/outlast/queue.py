@@ -45,8 +45,8 @@ class Queue(Generic[P, R]):
       record, which is cut to `result_ttl`.
     - `dead_ttl` (7 days): how long a dead-lettered job is kept.
     - `events_max_len` (10,000): events kept for each job; older ones are trimmed and readers get a `Gap`.
-    - `max_payload`, `max_result` (1 MiB, 4 MiB): UTF-8 bytes of the JSON text. Larger inputs belong in a store of
-      their own, with a reference in the payload.
+    - `max_payload`, `max_result`, `max_step` (1 MiB, 4 MiB, 1 MiB): UTF-8 bytes of the JSON text. Larger inputs
+      belong in a store of their own, with a reference in the payload.
     - `check_payload` (True): the same idempotency key with another payload raises IdempotencyConflictError.
     """
 
@@ -61,6 +61,7 @@ class Queue(Generic[P, R]):
         "max_backoff_ms",
         "max_payload",
         "max_result",
+        "max_step",
         "name",
         "payload_codec",
         "result_codec",
@@ -85,6 +86,7 @@ class Queue(Generic[P, R]):
         events_max_len: int = 10_000,
         max_payload: int = 1024 * 1024,
         max_result: int = 4 * 1024 * 1024,
+        max_step: int = 1024 * 1024,
         check_payload: bool = True,
     ) -> None:
         self.name = check_queue_name(name)
@@ -105,6 +107,7 @@ class Queue(Generic[P, R]):
         self.events_max_len = check_count(events_max_len, "events_max_len", least=10, most=10_000_000)
         self.max_payload = check_count(max_payload, "max_payload", most=512 * 1024 * 1024)
         self.max_result = check_count(max_result, "max_result", most=512 * 1024 * 1024)
+        self.max_step = check_count(max_step, "max_step", most=512 * 1024 * 1024)
         self.check_payload = check_payload
 
     def __repr__(self) -> str:
@@ -114,13 +117,13 @@ class Queue(Generic[P, R]):
 
     def encode_payload(self, value: P) -> str:
         """The payload's text. Raises InvalidArgumentError without quoting the payload."""
-        return self._encode(self.payload_codec, value, "payload", self.max_payload)
+        return self._encode(self.payload_codec, value, "payload", self.max_payload, "max_payload")
 
     def encode_result(self, value: R) -> str:
         """The result's text. Raises InvalidArgumentError without quoting the result."""
-        return self._encode(self.result_codec, value, "result", self.max_result)
+        return self._encode(self.result_codec, value, "result", self.max_result, "max_result")
 
-    def _encode(self, codec: Any, value: Any, what: str, limit: int) -> str:
+    def _encode(self, codec: Any, value: Any, what: str, limit: int, option: str) -> str:
         try:
             text = codec.encode(value)
         except InvalidArgumentError as error:
@@ -142,7 +145,7 @@ class Queue(Generic[P, R]):
         if size > limit:
             raise InvalidArgumentError(
                 f"{what} of queue {self.name!r} has {size} bytes of JSON; the limit is {limit}: store it elsewhere "
-                f"and pass a reference, or raise max_{what}"
+                f"and pass a reference, or raise {option}"
             )
         return text
 

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from outlast.errors import JobLeaseLostError, JobStopped
+from outlast.errors import InvalidArgumentError, JobLeaseLostError, JobStopped
 
 from .output import event_of, progress_text
+from .steps import Step, in_thread, is_coroutine_function
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+    from outlast.queue import Queue
+
     from .output import Output
+    from .steps import Steps
     from .stop_signal import JobSignal
 
 __all__ = ["JobContext", "SyncJobContext"]
 
 P = TypeVar("P")
+T = TypeVar("T")
+A = ParamSpec("A")
 
 AHEAD = 200
 """Emits that a thread may be ahead of the event loop, which does the writing."""
@@ -43,22 +52,25 @@ class _Context(Generic[P]):
         self,
         *,
         id: str,
-        queue: str,
+        queue: Queue[Any, Any],
         payload: P,
         attempt: int,
         starts: int,
         max_attempts: int,
         signal: JobSignal,
         output: Output,
+        steps: Steps,
     ) -> None:
         self.id = id
-        self.queue = queue
+        self.queue = queue.name
         self.payload = payload
         self.attempt = attempt
         self.starts = starts
         self.max_attempts = max_attempts
         self.signal = signal
+        self._declared = queue
         self._output = output
+        self._steps = steps
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(queue={self.queue!r}, id={self.id!r}, attempt={self.attempt})"
@@ -102,6 +114,47 @@ class JobContext(_Context[P]):
         self._output.touch()
         await self._wait(self._output.flush())
 
+    @overload
+    async def step(self, name: str, function: Callable[A, Awaitable[T]], /, *args: A.args, **kwargs: A.kwargs) -> T: ...
+    @overload
+    async def step(self, name: str, function: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> T: ...
+    @overload
+    async def step(
+        self, name: str, function: Callable[..., Any], /, *args: Any, type: TypeForm[T], **kwargs: Any
+    ) -> T: ...
+    async def step(self, name: str, function: Any, /, *args: Any, type: Any = None, **kwargs: Any) -> Any:
+        """What `function` returned when this job last finished the step `name`; if none has, run it and keep that.
+
+        The value is stored under the current lease before this returns, so no retry, crash or lost reply makes a
+        later attempt run the step again; only the steps that were under way run anew. Several may run at once
+        (``asyncio.gather``). A plain function runs in a thread.
+
+        - `name`: 1 to 512 bytes, one for each step of the job: used twice in an attempt it raises InvalidArgumentError.
+        - `type`: what the stored JSON is read as; by default what `function` is annotated to return, else any JSON.
+          The value given here has passed through JSON even when the step has just run.
+
+        Raises what `function` raises (the step is not finished then); StepValueError, which ends the job, for a value
+        that is no JSON or larger than the queue's `max_step`; StoreFullError when the database had no memory for 10 s;
+        ReplyShapeError for a stored value that does not fit `type` any more.
+        """
+        self._check()
+        step = Step(self._declared, name, function, type)
+        text = await self._wait(self._steps.begin(name))
+        if text is None:
+            try:
+                if is_coroutine_function(function):
+                    value = await function(*args, **kwargs)
+                else:
+                    value = await in_thread(lambda: function(*args, **kwargs))
+                    if inspect.isawaitable(value):
+                        value = await value
+                text = step.encode(value)
+                await self._wait(self._steps.keep(name, text))
+            except BaseException:
+                self._steps.fail(name)
+                raise
+        return step.decode(text)
+
     async def _add(self, kind: str, text: str) -> None:
         self._check()
         output = self._output
@@ -113,9 +166,10 @@ class JobContext(_Context[P]):
         else:
             self._raise_error()
 
-    async def _wait(self, waiting: Coroutine[Any, Any, None]) -> None:
+    async def _wait(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        answer: T | None = None
         try:
-            await waiting
+            answer = await waiting
         except asyncio.CancelledError:
             if self.signal.reason != "lease_lost":
                 raise
@@ -125,6 +179,7 @@ class JobContext(_Context[P]):
                 task.uncancel()
         self._check()
         self._raise_error()
+        return answer
 
     def _check(self) -> None:
         if not self.signal.is_set():
@@ -165,6 +220,27 @@ class SyncJobContext(_Context[P]):
         self._check()
         self._wait(self._beat())
 
+    @overload
+    def step(self, name: str, function: Callable[A, T], /, *args: A.args, **kwargs: A.kwargs) -> T: ...
+    @overload
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, type: TypeForm[T], **kwargs: Any) -> T: ...
+    def step(self, name: str, function: Any, /, *args: Any, type: Any = None, **kwargs: Any) -> Any:
+        """What `function` returned when this job last finished the step `name`. See `JobContext.step`."""
+        self._check()
+        if is_coroutine_function(function):
+            raise InvalidArgumentError(f"step {name!r}: {function!r} is async, and this handler is not; use async def")
+        step = Step(self._declared, name, function, type)
+        text = self._wait(self._steps.begin(name))
+        if text is None:
+            try:
+                text = step.encode(function(*args, **kwargs))
+                self._check()
+                self._wait(self._steps.keep(name, text))
+            except BaseException:
+                self._steps.fail(name)
+                raise
+        return step.decode(text)
+
     async def _beat(self) -> None:
         self._output.touch()
         await self._output.flush()
@@ -184,15 +260,16 @@ class SyncJobContext(_Context[P]):
         else:
             self._raise_error()
 
-    def _wait(self, waiting: Coroutine[Any, Any, None]) -> None:
+    def _wait(self, waiting: Coroutine[Any, Any, T]) -> T:
         self._ahead = 0
         try:
-            asyncio.run_coroutine_threadsafe(waiting, self._loop).result()
+            answer = asyncio.run_coroutine_threadsafe(waiting, self._loop).result()
         except (RuntimeError, CancelledError):
             waiting.close()
             raise JobStopped("shutdown", self.id) from None
         self._check()
         self._raise_error()
+        return answer
 
     def _check(self) -> None:
         reason = self.signal.reason

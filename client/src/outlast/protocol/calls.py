@@ -38,12 +38,16 @@ __all__ = [
     "seen",
     "settle",
     "stats",
+    "step",
+    "steps",
 ]
 
 T = TypeVar("T")
 
 CTL_TTL_MS = 600_000
 """How long a pushed cancel waits for its worker; a worker that slow learns of it at its next heartbeat instead."""
+STEPS_TTL_MS = 30 * 86_400_000
+"""How long the steps of an unfinished job are kept after the last one was: longer than waits and retries may last."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -145,7 +149,7 @@ def _flag(value: bool) -> str:
 
 _ENQUEUE = Script(
     "enqueue",
-    "job signal lane seq? events? dead? idem?",
+    "job signal lane seq? events? dead? steps? idem?",
     "now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...",
 )
 
@@ -176,7 +180,7 @@ def enqueue(
     names = [keys.job(id), keys.signal]
     names += [keys.scheduled] if delay_ms > 0 else [keys.ready, keys.seq]
     if own_id:
-        names += [keys.events(id), keys.dead]
+        names += [keys.events(id), keys.dead, keys.steps(id)]
     if key:
         names.append(keys.idem(key))
         if payload_hash:
@@ -261,15 +265,17 @@ def cancel(
     )
 
 
-_RETRY_DEAD = Script("retry_dead", "job events dead ready seq signal", "now id nonce max_attempts")
+_RETRY_DEAD = Script("retry_dead", "job events dead ready seq signal steps", "now id nonce max_attempts steps_ttl_ms")
 
 
-def retry_dead(keys: Keys, id: str, *, nonce: str, max_attempts: int, now: int | None = None) -> Call[bool]:
+def retry_dead(
+    keys: Keys, id: str, *, nonce: str, max_attempts: int, keep_steps: bool = True, now: int | None = None
+) -> Call[bool]:
     """Put a dead job back. True exactly for the call that did it, and for repeats of that call."""
-    names = (keys.job(id), keys.events(id), keys.dead, keys.ready, keys.seq, keys.signal)
+    names = (keys.job(id), keys.events(id), keys.dead, keys.ready, keys.seq, keys.signal, keys.steps(id))
     known = _word("waiting", "not_dead")
     return Call(
-        ("6", *names, _now(now), id, nonce, str(max_attempts)),
+        ("7", *names, _now(now), id, nonce, str(max_attempts), str(STEPS_TTL_MS if keep_steps else 0)),
         lambda reply: known(reply) == "waiting",
         _RETRY_DEAD,
     )
@@ -611,12 +617,51 @@ def renew(
     )
 
 
+_STEP = Script("step", "job steps", "token gen field value ttl_ms stale")
+_STEP_PREFIX = "s:"
+"""Of the fields that hold values: a step may have any name, also that of the field gen."""
+
+
+def step(
+    keys: Keys, job: Reserved, *, name: str, value: str, ttl_ms: int = STEPS_TTL_MS, stale: bool = False
+) -> Call[Held]:
+    """Keep the value of a finished step. `stale`: `steps` found those of another life of the id, which are dropped."""
+    return Call(
+        (
+            "2",
+            keys.job(job.id),
+            keys.steps(job.id),
+            job.token,
+            job.gen,
+            _STEP_PREFIX + name,
+            value,
+            str(ttl_ms),
+            _flag(stale),
+        ),
+        _HELD,
+        _STEP,
+    )
+
+
+def steps(keys: Keys, job: Reserved) -> Call[tuple[dict[str, str], bool]]:
+    """The steps that earlier attempts of this job finished, name to text; and whether there are stale ones instead."""
+
+    def decode(reply: Any) -> tuple[dict[str, str], bool]:
+        flat = [text(item) for item in items(reply)]
+        found = dict(zip(flat[::2], flat[1::2], strict=True))
+        if found.pop("gen", job.gen) != job.gen:
+            return {}, True
+        return {name.removeprefix(_STEP_PREFIX): value for name, value in found.items()}, False
+
+    return Call(("HGETALL", keys.steps(job.id)), decode)
+
+
 Settled = Literal["completed", "failed", "cancelled", "lost"]
 
 _SETTLE = Script(
     "settle",
-    "job events leases dead? idem?",
-    "now token id status body ttl_ms cancel_ttl_ms attempt count has_key",
+    "job events leases dead? steps? idem?",
+    "now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps",
 )
 
 
@@ -629,12 +674,18 @@ def settle(
     ttl_ms: int,
     cancel_ttl_ms: int,
     count: int,
+    steps: bool = False,
     now: int | None = None,
 ) -> Call[Settled]:
-    """End the job. `body` is the result's text or the error's; `count` the number of its last event (its n)."""
+    """End the job. `body` is the result's text or the error's; `count` the number of its last event (its n).
+
+    `steps`: this attempt read or kept steps, which then expire with the record.
+    """
     names = [keys.job(job.id), keys.events(job.id), keys.leases]
     if status == "failed":
         names.append(keys.dead)
+    if steps:
+        names.append(keys.steps(job.id))
     if job.key:
         names.append(keys.idem(job.key))
     return Call(
@@ -651,6 +702,7 @@ def settle(
             str(job.attempt),
             str(count),
             _flag(bool(job.key)),
+            _flag(steps),
         ),
         cast("Callable[[Any], Settled]", _word("completed", "failed", "cancelled", "lost")),
         _SETTLE,

@@ -29,6 +29,7 @@ KEY_TABLE = (
     ("signal", "list", "the doorbell: hints for blocked workers, at most 1,000", "always"),
     ("job:<id>", "hash", "the record", "result_ttl or dead_ttl after the end"),
     ("events:<id>", "stream", "the output; fields t, d, a", "as the record"),
+    ("steps:<id>", "hash", "values of finished steps; gen, the life they belong to", "30 days; then as the record"),
     (
         "idem:<key>",
         "string",
@@ -75,6 +76,9 @@ class Keys:
 
     def events(self, id: str) -> str:
         return f"{self.base}events:{id}"
+
+    def steps(self, id: str) -> str:
+        return f"{self.base}steps:{id}"
 
     def idem(self, key: str) -> str:
         return f"{self.base}idem:{key}"

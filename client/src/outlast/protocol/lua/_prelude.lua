@@ -23,9 +23,23 @@ local function clock(override)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- The next of the keys that are given only when used: a script sets `next_key` to the last of those always given.
+local next_key
+local function optional(used)
+  if used then
+    next_key = next_key + 1
+    return KEYS[next_key]
+  end
+end
+
 local function parts(stream_id)
   local ms, seq = string.match(stream_id, '^(%d+)-(%d+)$')
   return tonumber(ms), tonumber(seq)
+end
+
+-- The steps of a job, for scripts that seldom need them.
+local function steps_of(job, id)
+  return string.sub(job, 1, #job - #id - 4) .. 'steps:' .. id
 end
 
 local function top_of(events)

@@ -7,7 +7,8 @@ REPLY cancelled | requested | finished | unknown
 local job, events, ready, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now_arg, id, result_ttl, base, relief, ctl_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
-local r = redis.call('HMGET', job, 'id', 'status', 'token', 'cancelRequested', 'idempotencyKey', 'resultTtlMs', 'attempt')
+local r = redis.call('HMGET', job, 'id', 'status', 'token', 'cancelRequested', 'idempotencyKey', 'resultTtlMs', 'attempt',
+  'startedAt')
 local status = r[2] or 'waiting'
 if not r[1] then
   return 'unknown'
@@ -48,6 +49,9 @@ local ended = terminal(events, 'cancelled', '', r[7] or '0', nil, now_arg)
 redis.call('HSET', job, 'status', 'cancelled', 'cancelRequested', '1', 'updatedAt', ended, 'finishedAt', ended)
 redis.call('PEXPIRE', job, result_ttl)
 redis.call('PEXPIRE', events, result_ttl)
+if r[8] then
+  redis.call('PEXPIRE', steps_of(job, id), result_ttl) -- of an attempt before this wait, if it kept any
+end
 if r[5] and r[5] ~= '' then
   free_key(base .. 'idem:' .. r[5], id)
 end

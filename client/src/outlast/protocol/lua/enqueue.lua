@@ -1,6 +1,6 @@
 --[[ enqueue: make a job, or find the one that the idempotency key belongs to.
 A job that is delayed goes to `scheduled`, any other to `ready`: `lane` is the one that applies.
-KEYS  job signal lane seq? events? dead? idem?
+KEYS  job signal lane seq? events? dead? steps? idem?
 ARGV  now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...
 REPLY created id | duplicate id | conflict id | in_use status
 ]]
@@ -9,15 +9,9 @@ local now_arg, id, nonce, payload, max_attempts, priority = ARGV[1], ARGV[2], AR
 local delay, own, key, key_ttl, hash = tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9], ARGV[10], ARGV[11]
 local expires, deadline = ARGV[12], ARGV[13]
 
-local next_key = 3
-local function optional(used)
-  if used then
-    next_key = next_key + 1
-    return KEYS[next_key]
-  end
-end
+next_key = 3
 local seq = optional(delay == 0)
-local events, dead = optional(own), optional(own)
+local events, dead, steps = optional(own), optional(own), optional(own)
 local idem = optional(key ~= '')
 local jobs = string.sub(job, 1, #job - #id)
 
@@ -68,7 +62,7 @@ if idem then
   redis.call('SET', idem, id)
 end
 if status or old[5] then
-  redis.call('DEL', job)
+  redis.call('DEL', job, steps)
   if status == 'failed' then
     redis.call('ZREM', dead, id)
   elseif status ~= 'completed' and status ~= 'cancelled' then

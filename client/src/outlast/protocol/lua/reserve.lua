@@ -160,6 +160,7 @@ for _, id in ipairs(second) do
       end
       redis.call('PEXPIRE', job, ttl)
       redis.call('PEXPIRE', events, ttl)
+      redis.call('PEXPIRE', steps_of(job, id), ttl)
       if r[7] and r[7] ~= '' then
         free_key(base .. 'idem:' .. r[7], id)
       end

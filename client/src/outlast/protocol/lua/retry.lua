@@ -25,6 +25,7 @@ if r[2] == '1' then
   redis.call('HSET', job, 'status', 'cancelled', 'error', reason, 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
   redis.call('PEXPIRE', job, cancel_ttl)
   redis.call('PEXPIRE', events, cancel_ttl)
+  redis.call('PEXPIRE', steps_of(job, id), cancel_ttl)
   if idem then
     free_key(idem, id)
   end

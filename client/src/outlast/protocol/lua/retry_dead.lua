@@ -1,11 +1,12 @@
 --[[ retry_dead: put a dead-lettered job back with a fresh attempt count and an output that starts over.
 The freed idempotency key is not bound again: a newer job may hold it.
-KEYS  job events dead ready seq signal
-ARGV  now id nonce max_attempts
+KEYS  job events dead ready seq signal steps
+ARGV  now id nonce max_attempts steps_ttl_ms
 REPLY waiting | not_dead
+      steps_ttl_ms: how long finished steps are kept, 0 drops them
 ]]
-local job, events, dead, ready, seq, signal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local now_arg, id, nonce, max_attempts = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local job, events, dead, ready, seq, signal, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local now_arg, id, nonce, max_attempts, steps_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local r = redis.call('HMGET', job, 'id', 'status', 'revived', 'gen', 'priority', 'attempt', 'starts')
 if r[1] and r[3] == nonce then
@@ -32,6 +33,7 @@ restart(events, int(b) .. '-' .. int(n + 1), '1')
 -- Both keys lost their owner's TTL rule when the job died; without PERSIST they vanish in mid-run.
 redis.call('PERSIST', job)
 redis.call('PERSIST', events)
+redis.call('PEXPIRE', steps, steps_ttl) -- 0 deletes
 redis.call('ZADD', ready, int((9 - (tonumber(r[5]) or 0)) * RANK + redis.call('INCR', seq)), id)
 ring(signal, 1)
 return 'waiting'

@@ -1,14 +1,15 @@
 --[[ settle: end the job. Only the holder of the lease may; a cancel that came first wins.
-KEYS  job events leases dead? idem?
-ARGV  now token id status body ttl_ms cancel_ttl_ms attempt count has_key
+KEYS  job events leases dead? steps? idem?
+ARGV  now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps
 REPLY completed | failed | cancelled | lost
-      dead is given exactly when status is failed; count: events written so far under the job's current b
+      dead is given exactly when status is failed; count: events written so far under the job's current b;
+      has_steps: 1 when this attempt read or kept steps, which then expire with the record
 ]]
 local job, events, leases = KEYS[1], KEYS[2], KEYS[3]
 local now_arg, token, id, status, body, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local cancel_ttl, attempt, count, has_key = ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1'
-local dead = status == 'failed' and KEYS[4] or nil
-local idem = has_key and KEYS[#KEYS] or nil
+local cancel_ttl, attempt, count, has_key, has_steps = ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11] == '1'
+next_key = 3
+local dead, steps, idem = optional(status == 'failed'), optional(has_steps), optional(has_key)
 
 local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'idemTtlMs')
 if r[1] ~= token then
@@ -35,6 +36,9 @@ else
 end
 redis.call('PEXPIRE', job, ttl)
 redis.call('PEXPIRE', events, ttl)
+if steps then
+  redis.call('PEXPIRE', steps, ttl)
+end
 if idem then
   if status ~= 'completed' then
     free_key(idem, id)
