@@ -127,7 +127,7 @@ class Queue(Generic[P, R]):
         try:
             text = codec.encode(value)
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(f"{what} of queue {self.name!r} {error}") from None
+            raise InvalidArgumentError(f"{what} of queue {self.name!r}: {error}") from None
         except (ValueError, TypeError) as error:
             raise InvalidArgumentError(
                 f"{what} of queue {self.name!r}: its codec raised {type(error).__name__}"
@@ -155,7 +155,7 @@ class Queue(Generic[P, R]):
         try:
             return codec.decode(text)
         except ReplyShapeError as error:
-            raise ReplyShapeError(f"{what} of queue {self.name!r} is {error}") from None
+            raise ReplyShapeError(f"{what} of queue {self.name!r}: {error}") from None
         except (ValueError, TypeError) as error:
             raise ReplyShapeError(f"{what} of queue {self.name!r}: its codec raised {type(error).__name__}") from error
 
