@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -83,10 +82,6 @@ def command(function: Callable[..., int | None]) -> None:
             show.fail(type(error).__name__, str(error), code, as_json=as_json)
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except BrokenPipeError:
-            # The reader of our output has gone, which is no fault. Python must not flush into the pipe at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = NO
         raise typer.Exit(code or 0)
 
     app.command(function.__name__.replace("_", "-"))(run)
