@@ -19,6 +19,8 @@ FREE = {"info", "config|resetstat"}
 
 Prepare = Callable[[Lab], Call[Any]]
 
+HOOK = [("webhook", '{"id":"some","queue":"q","url":"https://example.com/"}')]
+
 
 @pytest.fixture
 def lab(own_lab: Lab) -> Lab:
@@ -86,6 +88,7 @@ def in_use(lab: Lab) -> Call[Any]:
 
 ENQUEUE: dict[str, tuple[int, Prepare]] = {
     "plain": (7, lambda lab: lab.enqueue_call(own=False)),
+    "with a webhook": (7, lambda lab: lab.enqueue_call(own=False, extra=HOOK)),
     "with a key": (9, lambda lab: lab.enqueue_call(own=False, key="k")),
     "with a key that is held": (3, hit),
     "with an own id": (8, lambda lab: lab.enqueue_call()),
@@ -163,6 +166,10 @@ RESERVE: dict[str, tuple[int, Prepare]] = {
     "finding a lapsed lease": (5 + 2, lambda lab: lapsed(lab, 1)),
     "reclaiming a job": (5 + 1 + 3 + 2 + 1, lambda lab: lapsed(lab, 2)),
     "reclaiming a job for the dead": (5 + 1 + 8, lambda lab: lapsed(lab, 2, max_attempts=1)),
+    "reclaiming a job for the dead, with a webhook": (
+        5 + 1 + 8 + 4,
+        lambda lab: lapsed(lab, 2, max_attempts=1, extra=HOOK),
+    ),
     "again, for 2 jobs that it took": (3 + 2 * 2 + 2, taken_before),
 }
 
@@ -205,6 +212,13 @@ def flagged(lab: Lab, call: Callable[[Any], Call[Any]], **options: Any) -> Call[
     return call(job)
 
 
+def undelivered(lab: Lab) -> Call[Any]:
+    """The delivery queue's doorbell is full of hints that nobody listened to."""
+    for _ in range(10):
+        lab.raw("LPUSH", lab.keys.base + "hooks:signal", *["1"] * 100)
+    return lab.running(extra=HOOK).settle_call("completed", "1")
+
+
 def settled(lab: Lab) -> Call[Any]:
     call = lab.running().settle_call("completed", "1")
     lab.send(call)
@@ -235,16 +249,29 @@ HOLDER: dict[str, tuple[int, Prepare]] = {
     ),
     "settle again": (2, settled),
     "settle with steps": (9, lambda lab: held(lab, stepped)),
+    "settle with a webhook": (
+        8 + 4,
+        lambda lab: held(lab, lambda job: job.settle_call("completed", "1"), extra=HOOK),
+    ),
+    "settle with a webhook nobody delivers": (8 + 5, lambda lab: undelivered(lab)),
     "step": (4, lambda lab: held(lab, lambda job: job.step_call("s", "1"))),
     "step over those of another life": (6, lambda lab: held(lab, lambda job: stale(lab, job))),
     "retry": (7, lambda lab: held(lab, lambda job: job.retry_call(5))),
     "retry, ringing": (8, lambda lab: held(lab, lambda job: job.retry_call(5, ring=True))),
     "retry of a cancelled job": (9, lambda lab: flagged(lab, lambda job: job.retry_call(5))),
     "retry of a cancelled job with a key": (11, lambda lab: flagged(lab, lambda job: job.retry_call(5), key="k")),
+    "retry of a cancelled job with a webhook": (
+        9 + 4,
+        lambda lab: flagged(lab, lambda job: job.retry_call(5), extra=HOOK),
+    ),
     "release": (8, lambda lab: held(lab, lambda job: job.release_call())),
     "release after output": (11, lambda lab: held(lab, emitted)),
     "release, pausing": (10, lambda lab: held(lab, lambda job: job.release_call(pause_ms=9))),
     "release of a cancelled job": (9, lambda lab: flagged(lab, lambda job: job.release_call())),
+    "release of a cancelled job with a webhook": (
+        9 + 4,
+        lambda lab: flagged(lab, lambda job: job.release_call(), extra=HOOK),
+    ),
 }
 
 
@@ -293,6 +320,8 @@ OTHERS: dict[str, tuple[int, Prepare]] = {
     "cancel scheduled": (7, lambda lab: cancel(lab, lambda: lab.enqueue(delay_ms=9))),
     "cancel waiting with a key": (9, lambda lab: cancel(lab, lambda: lab.enqueue(key="k"))),
     "cancel one that waits for its second attempt": (8, lambda lab: cancel(lab, lambda: lab.running().retry())),
+    "cancel waiting with a webhook": (7 + 4, lambda lab: cancel(lab, lambda: lab.enqueue(extra=HOOK))),
+    "cancel active with a webhook": (6, lambda lab: cancel(lab, lambda: lab.running(extra=HOOK))),
     "cancel active": (6, lambda lab: cancel(lab, lab.running)),
     "cancel active with a full database": (7, lambda lab: cancel(lab, lab.running, relief=True)),
     "cancel a second one of the same worker": (5, second_cancel),
@@ -331,6 +360,7 @@ BUDGETS = {
     "enqueue plain": 8,
     "enqueue with an own id": 8,
     "enqueue delayed, becoming the earliest": 8,
+    "enqueue with a webhook": 8,
     "enqueue with a key": 10,
     "enqueue with an own id and a key": 10,
     "flush of 1": 3,
@@ -338,6 +368,7 @@ BUDGETS = {
     "flush of progress, renewing": 6,
     "settle": 8,
     "settle with a key": 10,
+    "settle with a webhook nobody delivers": 8 + 5,
     "settle failed": 9,
     "settle failed with a key": 11,
     "cancel waiting": 7,

@@ -516,7 +516,7 @@ def test_constants_of_the_prelude_are_those_of_python() -> None:
     table = {row[0]: row[2] for row in KEY_TABLE}
     assert f"at most {int(found['SIGNAL_CAP']):,}" in table["signal"]
     assert found["LEASE_TEXT"] == "'Worker lease expired before the job finished'"  # the wire format's words
-    assert set(found) == {"RANK", "BATCH", "SIGNAL_CAP", "LEASE_TEXT", "PEEK", "ELSEWHERE"}
+    assert set(found) == {"RANK", "BATCH", "HOOK_ATTEMPTS", "SIGNAL_CAP", "LEASE_TEXT", "PEEK", "ELSEWHERE"}
 
 
 COMMANDS = {
@@ -591,9 +591,9 @@ def test_the_key_table_is_what_the_scripts_create(lab: Lab) -> None:
     tour(lab)
     state = lab.state()
     rows = {row[0]: row for row in KEY_TABLE}
-    statuses = {name: key["fields"]["status"] for name, key in state.items() if name.startswith("job:")}
+    statuses = {name: key["fields"]["status"] for name, key in state.items() if "job:" in name}
     for name, key in state.items():
-        _, kind, _, lives = rows[row_of(name)]
+        _, kind, _, lives = rows[row_of(name.removeprefix("hooks:"))]
         assert key["type"] == kind, name
         ttl = key["ttl_ms"]
         id = name.partition(":")[2]
@@ -620,11 +620,12 @@ def test_the_key_table_is_what_the_scripts_create(lab: Lab) -> None:
 #: Keys whose names only the database knows are followed inside; all of one hash tag (DESIGN §3.6).
 FOLLOWED = {
     "enqueue": {"job:<id>", "idem:<key>", "ready", "scheduled", "leases", "dead"},
-    "cancel": {"idem:<key>", "ctl:<worker>", "steps:<id>"},
-    "retry": {"steps:<id>"},
-    "release": {"steps:<id>"},
+    "cancel": {"idem:<key>", "ctl:<worker>", "steps:<id>", "hooks:<key>"},
+    "retry": {"steps:<id>", "hooks:<key>"},
+    "release": {"steps:<id>", "hooks:<key>"},
+    "settle": {"hooks:<key>"},
     "prune_dead": {"job:<id>"},
-    "reserve": {"job:<id>", "events:<id>", "idem:<key>", "steps:<id>"},
+    "reserve": {"job:<id>", "events:<id>", "idem:<key>", "steps:<id>", "hooks:<key>"},
 }
 
 

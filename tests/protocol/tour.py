@@ -6,13 +6,15 @@ from outlast.protocol import calls
 
 from .lab import LEASE, Lab
 
+HOOK = [("webhook", '{"id":"some","queue":"q","url":"https://example.com/"}')]
+
 
 def tour(lab: Lab) -> None:
     keys = lab.keys
 
     # enqueue: minted and own ids, keys, delays, reuse of an id, of a foreign record, of a dead job with another key
-    lab.enqueue("minted", own=False)
-    call = lab.enqueue_call("own", key="k", payload_hash="h")
+    lab.enqueue("minted", own=False, extra=HOOK)
+    call = lab.enqueue_call("own", key="k", payload_hash="h", extra=HOOK)
     lab.send(call)
     lab.send(call)
     lab.enqueue("other", key="k")
@@ -22,7 +24,7 @@ def tour(lab: Lab) -> None:
     lab.raw("DEL", keys.job("gone"))
     lab.raw("HSET", keys.job("foreign"), "id", "foreign", "payload", "{}")
     lab.raw("ZADD", keys.ready, 1, "foreign")
-    lab.enqueue("foreign")
+    lab.enqueue("foreign", extra=HOOK)
 
     # reserve: several, one again, promoted, lapsed with each end, empty after a bell
     minted, own, foreign = lab.take(4)
@@ -64,7 +66,7 @@ def tour(lab: Lab) -> None:
     assert [minted.release(), foreign.retry(), delayed.complete()] == ["cancelled"] * 3
     for id in ("minted", "own", "unknown"):
         lab.cancel(id)
-    lab.enqueue("waits", key="k2")
+    lab.enqueue("waits", key="k2", extra=HOOK)
     lab.cancel("waits")
     lab.enqueue("scheduled", delay_ms=5000)
     lab.cancel("scheduled")
@@ -88,7 +90,7 @@ def tour(lab: Lab) -> None:
     lab.now += 5
     lab.one("dies").release()
     lab.cancel("dies")
-    lab.running("last", max_attempts=1, key="k5")
+    lab.running("last", max_attempts=1, key="k5", extra=HOOK)
     lab.running("flagged", key="k6")
     lab.cancel("flagged")
     lab.running("again")

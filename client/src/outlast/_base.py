@@ -13,7 +13,7 @@ from hashlib import sha256
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from ._checks import check_count, check_id, check_priority, to_ms
+from ._checks import check_count, check_id, check_priority, check_webhook, to_ms
 from ._config import Address, find_address, find_namespace
 from .errors import (
     ConfigurationError,
@@ -123,6 +123,7 @@ class JobsBase(Generic[P, R]):
         deadline: Duration | None,
         result_ttl: Duration | None,
         owner: str | None,
+        webhook: str | None = None,
     ) -> Order:
         queue = self.queue
         key = "" if idempotency_key is None else check_id(idempotency_key, "idempotency_key")
@@ -140,6 +141,8 @@ class JobsBase(Generic[P, R]):
         text = queue.encode_payload(payload)
         # 128 random bits: an id is no credential, but it must not be guessed either.
         job_id = os.urandom(16).hex() if id is None else check_id(id)
+        if webhook is not None:
+            extra.append(("webhook", self._webhook(job_id, webhook, owner)))
         call = calls.enqueue(
             self._keys,
             id=job_id,
@@ -160,6 +163,15 @@ class JobsBase(Generic[P, R]):
             extra=extra,
         )
         return Order(job_id, call)
+
+    def _webhook(self, id: str, url: str, owner: str | None) -> str:
+        """What the message will be about, as the delivery queue's payload will have it; the end adds how it ended."""
+        if self._keys.tag != self._keys.name:
+            raise InvalidArgumentError(f"queue {self.queue.name!r} delivers webhooks itself, so its jobs have none")
+        told = {"id": id, "queue": self.queue.name, "url": check_webhook(url)}
+        return json.dumps(
+            told if owner is None else {**told, "owner": owner}, ensure_ascii=False, separators=(",", ":")
+        )
 
     def _get(self, id: str) -> Call[Any]:
         return calls.get(self._keys, check_id(id), self.queue)

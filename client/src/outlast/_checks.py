@@ -14,6 +14,7 @@ __all__ = [
     "check_id",
     "check_priority",
     "check_queue_name",
+    "check_webhook",
     "is_dict",
     "is_list",
     "to_ms",
@@ -83,10 +84,41 @@ def check_id(value: object, name: str = "id") -> str:
 
 
 def check_queue_name(value: object, name: str = "name") -> str:
-    """A queue's name becomes the hash tag of its keys, so it holds no braces."""
+    """A queue's name becomes the hash tag of its keys, so it holds no braces.
+
+    ``{name}:hooks`` is the queue on which the webhooks of `name` wait, under its hash tag.
+    """
     checked = check_id(value, name)
-    if "{" in checked or "}" in checked:
+    plain = checked[1:-7] if checked[0] == "{" and checked.endswith("}:hooks") else checked
+    if "{" in plain or "}" in plain or not plain:
         raise InvalidArgumentError(
             f"{name}={checked!r} has a brace; the name is the hash tag of all keys: leave braces out"
         )
     return checked
+
+
+def check_webhook(value: object) -> str:
+    """The URL of a webhook: https, or http on this machine. No message quotes its path, which may be a secret.
+
+    Whether its host is one that a worker should talk to shows only when it is resolved, at each delivery.
+    """
+    import re
+    from urllib.parse import urlsplit
+
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"webhook is {type(value).__name__}; give a URL")
+    if len(value) > 2048 or not value.isascii() or not value.isprintable() or " " in value or "\\" in value:
+        raise InvalidArgumentError("webhook is no URL of at most 2,048 ASCII characters; escape the others with %")
+    try:
+        parts = urlsplit(value)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise InvalidArgumentError("webhook is no URL; give one such as https://example.com/hook") from None
+    if "@" in parts.netloc or parts.fragment or port == 0:
+        raise InvalidArgumentError("webhook has a user, a fragment or port 0; leave them out")
+    if not re.fullmatch(r"[a-z0-9._-]+", host) and not (":" in host and re.fullmatch(r"[0-9a-f:.]+", host)):
+        raise InvalidArgumentError("webhook names no host that DNS can hold; give one such as https://example.com/hook")
+    local = host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host)
+    if parts.scheme != "https" and not (parts.scheme == "http" and local):
+        raise InvalidArgumentError("webhook is not https; only this machine is reached by http://")
+    return value

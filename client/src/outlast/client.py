@@ -166,6 +166,7 @@ class Jobs(JobsBase[P, R]):
         deadline: Duration | None = None,
         result_ttl: Duration | None = None,
         owner: str | None = None,
+        webhook: str | None = None,
     ) -> Enqueued:
         """Make a job, or with an `idempotency_key` that a job holds already, answer with that job.
 
@@ -179,6 +180,8 @@ class Jobs(JobsBase[P, R]):
         - `max_attempts`, `timeout`, `result_ttl`: as declared on the queue, here for this job.
         - `expires`: seconds within which the job must start, else it fails. `deadline`: within which it must end.
         - `owner`: whose job this is, for `authorize` of outlast-edge.
+        - `webhook`: an https URL that is told when the job has ended. The worker delivers it: see
+          `outlast_worker.webhooks`.
 
         A lost reply is asked for again and makes no second job. If the answer stays away, TransportError carries
         `job_id`, the id that the job has if it was made.
@@ -196,6 +199,7 @@ class Jobs(JobsBase[P, R]):
             deadline=deadline,
             result_ttl=result_ttl,
             owner=owner,
+            webhook=webhook,
         )
         try:
             answer = self._transport.send(order.call)

@@ -1,15 +1,15 @@
 """SHA-1 of each script as the server names it. Written by ``scripts/digests``; a test compares."""
 
 DIGESTS: dict[str, str] = {
-    "cancel": "ae787af44f48a46d54389733270bf4f1abc1543a",
-    "enqueue": "53597e192ed9397040de3c2619155f7120fd9b28",
-    "flush": "a5fa1b066d0b9e16c73c9703c1dad8b662659b54",
-    "prune_dead": "528887389344c0dec0624d843e18060638194c00",
-    "release": "6a6ae6dc63aa020044484675c3279c56ff1bd224",
-    "renew": "7305b08bd67bc226bdc4e3db1ab424e9597231a5",
-    "reserve": "ecbfb9a2f6cc9a6fbf48255e4fa81aca93573d84",
-    "retry": "df8917f80dca5a7946a1e7e96022e8c6fde952d0",
-    "retry_dead": "036fd7f91f3016570ebae398335ffaf25c2cfb1f",
-    "settle": "1ed727fffffe265fc27cebb5cb0e956b6bc7f865",
-    "step": "287418ebbacd331175d358777513aa04694539ad",
+    "cancel": "f68054db3c3f24c9a210d4a5c7173080f5cf5bef",
+    "enqueue": "3434828fa070ff779169a52f13b2b17e4132e1d3",
+    "flush": "749241aa63c7638027edcfdfce9a4d0793f20314",
+    "prune_dead": "f520c5128883c34f8ed7d9dce03073d8024b7386",
+    "release": "e7bf37748feb76dda7a6810ef7ccf5111bb17c5e",
+    "renew": "73f664cab43b78a5465e42611d34c0a38145c8c6",
+    "reserve": "181091e4e7d869391a554061504864a57c1a6ef7",
+    "retry": "2ed7026a049b52457af8dc7248b100a749434f34",
+    "retry_dead": "4f5be22a744494307223062e65900338de4b4d12",
+    "settle": "41c982c5933450827f2d454836a7ff6c13772ed1",
+    "step": "28c514daa0651af6f2b72ef2481de98bad90b4e0",
 }

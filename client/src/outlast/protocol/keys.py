@@ -40,11 +40,16 @@ KEY_TABLE = (
     ("workers", "hash", "worker id to when and where it was last seen", "pruned by readers"),
     ("take:<worker>", "string", "what the worker's latest reserve took, for a repeat of it", "2 x lease"),
     ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
+    ("hooks:<key>", "any", "the delivery queue of webhooks: each of these keys once more", "as that key"),
 )
 
 
 class Keys:
-    """The keys of one queue. `name` is the queue's name with the namespace in front, if there is one."""
+    """The keys of one queue. `name` is the queue's name with the namespace in front, if there is one.
+
+    ``{name}:hooks`` is a queue too: the one on which the webhooks of `name` wait, under its hash tag. It has one key
+    more, `gone`, which workers set: a URL whose receiver answered 410.
+    """
 
     __slots__ = (
         "base",
@@ -56,12 +61,16 @@ class Keys:
         "scheduled",
         "seq",
         "signal",
+        "tag",
         "workers",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.base = base = f"{{{name}}}:"
+        # A namespace stands in front of the brace.
+        hooks = name.endswith("}:hooks")
+        self.tag = name.removesuffix("}:hooks").replace("{", "", 1) if hooks else name
+        self.base = base = f"{{{self.tag}}}:hooks:" if hooks else f"{{{name}}}:"
         self.ready = base + "ready"
         self.scheduled = base + "scheduled"
         self.leases = base + "leases"
@@ -82,6 +91,9 @@ class Keys:
 
     def idem(self, key: str) -> str:
         return f"{self.base}idem:{key}"
+
+    def gone(self, url_digest: str) -> str:
+        return f"{self.base}gone:{url_digest}"
 
     def take(self, worker: str) -> str:
         return f"{self.base}take:{worker}"

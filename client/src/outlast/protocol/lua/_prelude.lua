@@ -4,6 +4,7 @@ local LEASE_TEXT = 'Worker lease expired before the job finished'
 local RANK = 1e13
 local SIGNAL_CAP = 1000
 local BATCH = 100
+local HOOK_ATTEMPTS = '100' -- the delivery handler ends its attempts before
 local PEEK = 10 -- entries that one look at a set reads; only when all of them are due, it reads a batch
 
 -- Statuses under which a listing in ready or scheduled is a stray. One that is missing or unknown counts as waiting.
@@ -83,4 +84,21 @@ end
 local function restart(events, id, attempt)
   redis.call('XADD', events, id, 't', 'restarted', 'd', attempt, 'a', attempt)
   redis.call('XTRIM', events, 'MINID', id)
+end
+
+-- What a job that has ended owes to its webhook: a job on the delivery queue, whose keys are the queue's own with
+-- `hooks:` between. `webhook` is a JSON object that the producer wrote; how and when the job ended goes in front.
+local function announce(job, id, webhook, status, ended)
+  if not webhook or webhook == '' then
+    return
+  end
+  local hooks = string.sub(job, 1, #job - #id - 4) .. 'hooks:'
+  local seq = redis.call('INCR', hooks .. 'seq')
+  local delivery = ended .. '-' .. int(seq)
+  local payload = '{"status":"' .. status .. '","at":' .. ended .. ',' .. string.sub(webhook, 2)
+  redis.call('HSET', hooks .. 'job:' .. delivery, 'id', delivery, 'payload', payload, 'status', 'waiting', 'attempt', '0',
+    'maxAttempts', HOOK_ATTEMPTS, 'priority', '0', 'createdAt', ended, 'updatedAt', ended, 'progress', '0',
+    'idempotencyKey', '', 'idemTtlMs', '0', 'gen', ended, 'nonce', delivery)
+  redis.call('ZADD', hooks .. 'ready', int(9 * RANK + seq), delivery)
+  ring(hooks .. 'signal', 1)
 end

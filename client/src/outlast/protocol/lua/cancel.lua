@@ -8,7 +8,7 @@ local job, events, ready, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now_arg, id, result_ttl, base, relief, ctl_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
 local r = redis.call('HMGET', job, 'id', 'status', 'token', 'cancelRequested', 'idempotencyKey', 'resultTtlMs', 'attempt',
-  'startedAt')
+  'startedAt', 'webhook')
 local status = r[2] or 'waiting'
 if not r[1] then
   return 'unknown'
@@ -55,4 +55,5 @@ end
 if r[5] and r[5] ~= '' then
   free_key(base .. 'idem:' .. r[5], id)
 end
+announce(job, id, r[9], 'cancelled', ended)
 return 'cancelled'

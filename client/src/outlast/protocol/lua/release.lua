@@ -12,7 +12,7 @@ local emitted, has_key = ARGV[11] == '1', ARGV[12] == '1'
 local config = pause ~= '' and KEYS[6] or nil
 local idem = has_key and KEYS[#KEYS] or nil
 
-local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status')
+local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'webhook')
 if r[1] ~= token then
   if r[3] == token then
     return r[4] == 'cancelled' and 'cancelled' or 'waiting' -- the same call again
@@ -31,6 +31,7 @@ if r[2] == '1' then
   if idem then
     free_key(idem, id)
   end
+  announce(job, id, r[5], 'cancelled', ended)
   return 'cancelled'
 end
 

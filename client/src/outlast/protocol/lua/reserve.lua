@@ -141,7 +141,7 @@ end
 for _, id in ipairs(second) do
   local job, events = base .. 'job:' .. id, base .. 'events:' .. id
   local r = redis.call('HMGET', job, 'id', 'status', 'cancelRequested', 'attempt', 'maxAttempts', 'priority',
-    'idempotencyKey', 'resultTtlMs')
+    'idempotencyKey', 'resultTtlMs', 'webhook')
   if r[1] and r[2] == 'active' then
     redis.call('HDEL', job, 'token')
     local cancelled = r[3] == '1'
@@ -164,6 +164,7 @@ for _, id in ipairs(second) do
       if r[7] and r[7] ~= '' then
         free_key(base .. 'idem:' .. r[7], id)
       end
+      announce(job, id, r[9], cancelled and 'cancelled' or 'failed', ended)
     end
   end
 end

@@ -10,7 +10,7 @@ local cancel_ttl, attempt, count, has_key, rings = ARGV[6], ARGV[7], ARGV[8], AR
 local signal = rings and KEYS[5] or nil
 local idem = has_key and KEYS[#KEYS] or nil
 
-local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status')
+local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'webhook')
 if r[1] ~= token then
   if r[3] == token then
     return r[4] == 'cancelled' and 'cancelled' or 'scheduled' -- the same call again
@@ -29,6 +29,7 @@ if r[2] == '1' then
   if idem then
     free_key(idem, id)
   end
+  announce(job, id, r[5], 'cancelled', ended)
   return 'cancelled'
 end
 

@@ -11,7 +11,7 @@ local cancel_ttl, attempt, count, has_key, has_steps = ARGV[7], ARGV[8], ARGV[9]
 next_key = 3
 local dead, steps, idem = optional(status == 'failed'), optional(has_steps), optional(has_key)
 
-local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'idemTtlMs')
+local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'idemTtlMs', 'webhook')
 if r[1] ~= token then
   if r[3] == token and (r[4] == 'completed' or r[4] == 'failed' or r[4] == 'cancelled') then
     return r[4] -- the same call again: its first reply was lost
@@ -46,4 +46,5 @@ if idem then
     redis.call('PEXPIRE', idem, int(math.min(tonumber(r[5]) or tonumber(ttl), tonumber(ttl))))
   end
 end
+announce(job, id, r[6], status, ended)
 return status
