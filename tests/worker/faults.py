@@ -59,10 +59,12 @@ class Background:
     async def _close(self) -> None:
         await self.close()
         self._server.close()
-        for task in list(self.tasks):
-            task.cancel()
-        if self.tasks:
-            await asyncio.wait(self.tasks)
+        for _ in range(3):  # what was accepted a moment ago may not have a task yet
+            await asyncio.sleep(0.01)
+            for task in list(self.tasks):
+                task.cancel()
+            if self.tasks:
+                await asyncio.wait(self.tasks)
         await self._server.wait_closed()
 
 

@@ -235,8 +235,9 @@ async def test_h63_a_doorbell_that_a_stopping_worker_heard_is_passed_on(
             assert await jobs.wait((await job).id, timeout=5) == "slept"
 
 
+@pytest.mark.parametrize("stopping", [False, True])
 async def test_cancelling_serve_hands_the_running_job_back(
-    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
+    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient, stopping: bool
 ) -> None:
     jobs = aclient.queue(queue)
     worker = Worker(valkey_url)
@@ -251,6 +252,9 @@ async def test_cancelling_serve_hands_the_running_job_back(
     task = asyncio.create_task(worker.serve())
     job = await jobs.enqueue(None)
     await asyncio.wait_for(running.wait(), 5)
+    if stopping:
+        worker.stop()
+        await asyncio.sleep(0.1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -168,11 +168,11 @@ async def test_h38_lost_replies_neither_lose_nor_repeat_text(
             return "R"
 
         async with worker:
-            proxy.drop_every = 20
+            proxy.drop_every = 10
             ids = [(await jobs.enqueue(n)).id for n in range(10)]
             streams = [[event async for event in jobs.watch(id)] for id in ids]
             proxy.drop_every = 0
-    assert proxy.dropped > 5
+    assert proxy.dropped > 1
     assert not errors
     for events in streams:
         assert "".join(event.data for event in events if event.type == "chunk") == "".join(f"{n}," for n in numbers)

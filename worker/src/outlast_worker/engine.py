@@ -91,6 +91,7 @@ class Engine:
         self._core: set[asyncio.Task[None]] = set()
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._asides: set[asyncio.Task[None]] = set()
+        self._cancelled = False
         self._full_until = 0.0
         self._logged: dict[str, float] = {}
         self._since = 0
@@ -208,6 +209,8 @@ class Engine:
                 await self._shut_down()
         finally:
             await self.transport.aclose()
+        if self._cancelled:
+            raise asyncio.CancelledError
         for task in self._core:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -303,18 +306,18 @@ class Engine:
     async def _drain(self) -> None:
         """Until nothing runs any more, or for the grace; then hand back what still does."""
         intakes = [task for task in self._core if "intake" in task.get_name()]
-        # A take that is under way may still bring jobs; they go straight back.
-        await asyncio.wait(intakes, timeout=TIDY)
         hurry = self.loop.create_task(self._hurry.wait())
         end = None if self.settings.grace is None else self.loop.time() + self.settings.grace
         try:
+            # A take that is under way may still bring jobs; they go straight back.
+            await asyncio.wait(intakes, timeout=TIDY)
             while self._attempts and not self._hurry.is_set():
                 left = None if end is None else end - self.loop.time()
                 if left is not None and left <= 0:
                     break
                 await asyncio.wait({hurry, *self._attempts}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            pass  # told once already: whoever cancels has decided, so go on with handing back
+            self._cancelled = True  # raised again at the end: what runs is handed back first
         finally:
             hurry.cancel()
         if not self._attempts:
