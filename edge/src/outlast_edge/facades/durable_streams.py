@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from outlast import Event, JobError
+from outlast import Event, EventPage, JobError
 from outlast.protocol.tail import START
 
 from .._edge import AnyJob, AnyQueue, Edge
-from .._frames import SSE_HEADERS, FailureText, dump, frame, project
+from .._frames import SSE_HEADERS, FailureText, dump, project
 from .._http import Problem
 from .._stream import Limits, Reader, Stream
 from ._facade import Facade
@@ -43,6 +43,19 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": 
 _OFFSET = re.compile(r"-1|now|[0-9]{13,20}_[0-9]{10,20}")
 
 
+class Json:
+    """What a stream is made of: a JSON array of messages."""
+
+    content_type = "application/json"
+
+    def messages(self, events: Sequence[Event[Any]], failure_text: FailureText) -> list[bytes]:
+        shown = [(event.id, project(event, failure_text)) for event in events]
+        return [dump({"id": id, "type": kind, "data": data}) for id, (kind, data) in shown]
+
+    def pack(self, messages: Sequence[bytes]) -> bytes:
+        return b"[" + b",".join(messages) + b"]"
+
+
 class DurableStreams(Facade):
     """Streams of one queue's jobs for the clients of Durable Streams, and for caches in front of many readers.
 
@@ -52,8 +65,6 @@ class DurableStreams(Facade):
     A message is ``{"id", "type", "data"}``, as in the edge's own JSON pages. An offset holds an event's id, so it keeps
     its meaning over retries; a reader whose place was trimmed away gets a message of type ``gap``.
     """
-
-    content_type = "application/json"
 
     def __init__(self, edge: Edge, queue: AnyQueue | None = None, *, path: str = "/ds") -> None:
         super().__init__(edge)
@@ -73,10 +84,10 @@ class DurableStreams(Facade):
         job = await self._load(request, "watch", self._queue, str(request.path_params["id"]))
         if job is None:
             raise Problem(404, "not_found", "There is no such stream.")
+        form = self._form(job)
+        typed = {"Content-Type": form.content_type}
         if request.method == "HEAD":
-            offset, closed = await self._end(request, job)
-            headers = self._headers(offset, closed=closed, caught_up=True)
-            return Response(headers={**headers, "Cache-Control": "no-store", "Content-Type": self.content_type})
+            return Response(headers={**await self._end(request, job), **typed})
         given, live = request.query_params.getlist("offset"), request.query_params.get("live")
         if len(given) > 1 or (given and not _OFFSET.fullmatch(given[0])):
             raise Problem(400, "bad_offset", "?offset= takes one offset that a reply gave, -1 for the start, or now.")
@@ -87,60 +98,44 @@ class DurableStreams(Facade):
         if live == "sse":
             limits = edge._limits(request.scope)
             limits = limits._replace(seconds=min(limits.seconds, SSE_SECONDS))
-            return _LiveStream(self, edge._reader(request, self._queue, job, after), limits, cursor)
+            reader = edge._reader(request, self._queue, job, after)
+            return _LiveStream(reader, limits, form, edge._failure_text, cursor)
         if live is None and after == "latest":
-            offset, closed = await self._end(request, job)
-            headers = {**self._headers(offset, closed=closed, caught_up=True), "Cache-Control": "no-store"}
-            return Response(self._pack([]), headers={**headers, "Content-Type": self.content_type})
-        wait = edge._limit(request.scope, edge._max_wait) if live else 0.0
-        page = await self._page(request, job, after, wait)
-        caught_up = page.done or len(page.events) < PAGE
-        headers = self._headers(_offset(page.next), closed=page.done, caught_up=caught_up)
+            return Response(form.pack([]), headers={**await self._end(request, job), **typed})
+        page = await self._page(request, job, after, edge._limit(request.scope, edge._max_wait) if live else 0.0)
+        headers = _headers(page, caught_up=page.done or len(page.events) < PAGE)
+        messages = form.messages(page.events, edge._failure_text)
         if live:
             headers["Stream-Cursor"] = cursor
-            if not page.events:
+            if not messages:
                 return Response(status_code=204, headers={**headers, "Cache-Control": "no-store"})
-        start, closed_ = given[0] if given else "-1", ":c" if page.done else ""
-        name = sha256(job.id.encode()).hexdigest()[:16]
-        headers["ETag"] = f'"{name}:{start}:{headers["Stream-Next-Offset"]}{closed_}"'
+        name, closed = sha256(job.id.encode()).hexdigest()[:16], ":c" if page.done else ""
+        headers["ETag"] = f'"{name}:{given[0] if given else -1}:{_offset(page.next)}{closed}"'
         headers["Cache-Control"] = "private, max-age=60, stale-while-revalidate=300"
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
-        body = self._pack([self.message(event, edge._failure_text) for event in page.events])
-        return Response(body, headers={**headers, "Content-Type": self.content_type})
+        return Response(form.pack(messages), headers={**headers, **typed})
 
-    def message(self, event: Event[Any], failure_text: FailureText) -> bytes:
-        """One message of the stream."""
-        kind, data = project(event, failure_text)
-        return dump({"id": event.id, "type": kind, "data": data})
+    def _form(self, job: AnyJob) -> Json:
+        return Json()
 
-    def _pack(self, messages: Sequence[bytes]) -> bytes:
-        return b"[" + b",".join(messages) + b"]"
-
-    async def _end(self, request: Request, job: AnyJob) -> tuple[str, bool]:
+    async def _end(self, request: Request, job: AnyJob) -> dict[str, str]:
         page = await self._page(request, job, "latest", 0.0)
-        return _offset(page.next), page.done
+        return {**_headers(page, caught_up=True), "Cache-Control": "no-store"}
 
-    async def _page(self, request: Request, job: AnyJob, after: str, wait: float) -> Any:
+    async def _page(self, request: Request, job: AnyJob, after: str, wait: float) -> EventPage[Any]:
         shown = self._edge._jobs(request, self._edge._shown[self._queue.name])
         try:
             return await shown.events(job.id, after=after, limit=PAGE, wait=wait)
         except JobError:
             raise Problem(404, "not_found", "There is no such stream.") from None
 
-    def _headers(self, offset: str, *, closed: bool, caught_up: bool) -> dict[str, str]:
-        headers = {**HEADERS, "Stream-Next-Offset": offset}
-        if caught_up:
-            headers["Stream-Up-To-Date"] = "true"
-        if closed:
-            headers["Stream-Closed"] = "true"
-        return headers
-
 
 class _LiveStream(Stream):
-    def __init__(self, facade: DurableStreams, reader: Reader, limits: Limits, cursor: str) -> None:
-        super().__init__(reader, (), limits, {**SSE_HEADERS, **HEADERS})
-        self._facade = facade
+    def __init__(self, reader: Reader, limits: Limits, form: Json, failure_text: FailureText, cursor: str) -> None:
+        super().__init__(reader, (), limits, {**SSE_HEADERS, **HEADERS, "Content-Type": "text/event-stream"})
+        self._form = form
+        self._failure_text = failure_text
         self._cursor = cursor
         self._begun = False
         self._told = False
@@ -154,24 +149,29 @@ class _LiveStream(Stream):
             self._begun = True  # nothing has been read yet
             return b""
         frames: list[bytes] = []
-        if events:
-            failure_text = self._facade._edge._failure_text
-            body = self._facade._pack([self._facade.message(event, failure_text) for event in events])
-            frames.append(b"event: data\n" + b"".join(b"data:%b\n" % line for line in body.split(b"\n")) + b"\n")
+        if messages := self._form.messages(events, self._failure_text):
+            lines = re.split(rb"\r\n|\r|\n", self._form.pack(messages))
+            frames.append(b"event: data\n" + b"".join(b"data:%b\n" % line for line in lines) + b"\n")
         if events or reader.tail.done or (reader.caught_up and not self._told):
             control: dict[str, Any] = {"streamNextOffset": _offset(reader.tail.cursor)}
-            if reader.tail.done:
-                control["streamClosed"] = True
-            else:
-                control["streamCursor"] = self._cursor
+            control |= {"streamClosed": True} if reader.tail.done else {"streamCursor": self._cursor}
             if reader.caught_up:
                 control["upToDate"] = True
             self._told = reader.caught_up
-            frames.append(frame("control", control))
+            frames.append(b"event: control\ndata:%b\n\n" % dump(control))
         return b"".join(frames)
 
     def _close(self, reason: str) -> bytes:
         return b""  # the reader comes back with its offset
+
+
+def _headers(page: EventPage[Any], *, caught_up: bool) -> dict[str, str]:
+    headers = {**HEADERS, "Stream-Next-Offset": _offset(page.next)}
+    if caught_up:
+        headers["Stream-Up-To-Date"] = "true"
+    if page.done:
+        headers["Stream-Closed"] = "true"
+    return headers
 
 
 def _offset(cursor: str | None) -> str:
