@@ -83,13 +83,13 @@ def check_id(value: object, name: str = "id") -> str:
     return value
 
 
-def check_queue_name(value: object, name: str = "name") -> str:
+def check_queue_name(value: object, name: str = "name", *, hooks: bool = False) -> str:
     """A queue's name becomes the hash tag of its keys, so it holds no braces.
 
-    ``{name}:hooks`` is the queue on which the webhooks of `name` wait, under its hash tag.
+    With `hooks` it may be ``{name}:hooks``, the queue on which the webhooks of `name` wait under its hash tag.
     """
     checked = check_id(value, name)
-    plain = checked[1:-7] if checked[0] == "{" and checked.endswith("}:hooks") else checked
+    plain = checked[1:-7] if hooks and checked[0] == "{" and checked.endswith("}:hooks") else checked
     if "{" in plain or "}" in plain or not plain:
         raise InvalidArgumentError(
             f"{name}={checked!r} has a brace; the name is the hash tag of all keys: leave braces out"

@@ -89,7 +89,7 @@ class Queue(Generic[P, R]):
         max_step: int = 1024 * 1024,
         check_payload: bool = True,
     ) -> None:
-        self.name = check_queue_name(name)
+        self.name = check_queue_name(name, hooks=True)
         self.payload_codec = codec_for(payload, "payload")
         self.result_codec = codec_for(result, "result")
         self.max_attempts = check_count(max_attempts, "max_attempts", most=1_000_000)

@@ -96,7 +96,15 @@ def queue_names(client: Client) -> list[str]:
                 if cursor == "0":
                     break
     prefix = client._prefix
-    return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix))
+    names = sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix))
+    hooks = [f"{{{name}}}:hooks" for name in names]
+    pages = [hooks[at : at + 100] for at in range(0, len(hooks), 100)]
+    used = [
+        flag
+        for page in pages
+        for flag in client._transport.send_many([Call(("EXISTS", Keys(prefix + name).seq), int) for name in page])
+    ]
+    return sorted(names + [name for name, flag in zip(hooks, used, strict=True) if flag])
 
 
 def _scan_page(reply: Any) -> tuple[str, list[str]]:
