@@ -52,7 +52,8 @@ class Life:
         for _ in range(4):  # read, and what a read that found nothing asks next
             call = tail.poll()
             if call.args[0] == "HMGET":
-                reply: Any = [b"id", b"active", None, None, b"1", None, str(GEN).encode()]
+                record = {"id": b"id", "status": b"active", "attempt": b"1", "gen": str(GEN).encode()}
+                reply: Any = [record.get(name) for name in call.args[2:]]
             elif call.args[0] == "XREVRANGE":
                 reply = _rows(stream[-1:])
             else:
