@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from importlib.util import find_spec
 from typing import Any
 
@@ -174,17 +173,6 @@ async def test_a_provider_that_is_not_there_or_says_nothing_is_tried_again(
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(RetryJobError, match="did not answer in time"):
             await ask(Provider(url=f"http://127.0.0.1:{port}/v1"))
-
-
-def test_retry_after_is_seconds_or_a_date() -> None:
-    assert model.retry_after("12") == 12
-    assert model.retry_after(None) is None
-    assert model.retry_after("-1") is None
-    assert model.retry_after("nonsense") is None
-    in_a_minute = model.retry_after(formatdate(time.time() + 60, usegmt=True))
-    assert in_a_minute is not None
-    assert 50 < in_a_minute <= 60
-    assert model.retry_after(formatdate(time.time() - 60, usegmt=True)) == 0
 
 
 def test_the_provider_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,15 +246,16 @@ def test_the_command_shows_deliveries_like_any_queue(valkey_url: str, queue_name
         jobs = client.queue(Queue(queue_name))
         jobs.cancel(jobs.enqueue("x", webhook="https://example.com/", owner="alice").id)
 
-    def command(*words: str) -> Any:
-        run = [sys.executable, "-m", "outlast_worker", *words, "--redis-url", valkey_url, "--json"]
-        return json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+        def command(*words: str) -> Any:
+            run = [sys.executable, "-m", "outlast_worker", *words, "--redis-url", valkey_url, "--json"]
+            return json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
 
+        jobs.cancel(command("enqueue", queue_name, "1", "--webhook", "https://example.com/")["id"])
     hooks = f"{{{queue_name}}}:hooks"
     rows = {row["queue"]: row for row in command("stats")["queues"]}
-    assert rows[hooks]["waiting"] == 1
+    assert rows[hooks]["waiting"] == 2
     assert rows[hooks]["unattended"] is True
-    [id] = [key.decode().partition(":job:")[2] for key in raw.keys(f"{hooks}:job:*")]
-    payload = command("get", hooks, id)["payload"]
+    first, _ = sorted(key.decode().partition(":job:")[2] for key in raw.keys(f"{hooks}:job:*"))
+    payload = command("get", hooks, first)["payload"]
     assert payload["status"] == "cancelled"
     assert payload["owner"] == "alice"

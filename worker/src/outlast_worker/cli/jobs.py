@@ -51,6 +51,9 @@ def enqueue(
     priority: Annotated[int, Option(help="0 to 9; 9 goes first.")] = 0,
     max_attempts: Annotated[int | None, Option(help="Attempts before the job is dead; default 3.")] = None,
     idempotency_key: Annotated[str | None, Option(metavar="KEY", help="The same key gives the same job.")] = None,
+    webhook: Annotated[
+        str | None, Option(metavar="URL", show_default=False, help="An https URL that is told of the end.")
+    ] = None,
     watch: Annotated[bool, Option("--watch", help="Then print its output as it comes.")] = False,
     wait: Annotated[bool, Option("--wait", help="Then wait for its result and print it.")] = False,
     redis_url: RedisUrl = None,
@@ -73,6 +76,7 @@ def enqueue(
             priority=priority,
             max_attempts=max_attempts,
             idempotency_key=idempotency_key,
+            webhook=webhook,
         )
         facts = {"id": made.id, "deduplicated": made.deduplicated}
         if not watch and not wait:

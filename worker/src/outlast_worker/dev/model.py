@@ -10,15 +10,12 @@ Where the text comes from, first match wins:
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import signal
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from email.utils import parsedate_to_datetime
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,11 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
 from pydantic import BaseModel, Field
 
-from outlast import Queue, RateLimitedError, RetryJobError, TerminalJobError
+from outlast import Queue
 from outlast_worker import JobContext, Worker
+from outlast_worker.agent.model import completion
 
 __all__ = ["Prompt", "generate", "provider", "worker"]
 
@@ -67,79 +64,14 @@ class Provider(NamedTuple):
 
 
 async def chat(base_url: str, key: str | None, body: dict[str, Any]) -> Answer:
-    """The deltas of one streamed chat completion. Closing the generator closes the connection, and so the bill."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    # A connection of its own for each answer: nothing is shared that a cancel could leave in the middle of a reply.
-    limits = httpx.Timeout(PATIENCE, connect=10)
-    finished = False
-    try:
-        async with (
-            httpx.AsyncClient(timeout=limits, headers=headers) as http,
-            http.stream("POST", f"{base_url.rstrip('/')}/chat/completions", json={**body, "stream": True}) as response,
-        ):
-            if response.status_code != 200:
-                await response.aread()
-                raise refusal(response)
-            async with aclosing(events(response)) as parts:
-                async for data in parts:
-                    if data == "[DONE]":
-                        break
-                    part: Any = json.loads(data)
-                    if "error" in part:
-                        raise RetryJobError("the provider broke the answer off with an error")
-                    choices: list[dict[str, Any]] = part.get("choices") or []
-                    for choice in choices:
-                        finished = finished or choice.get("finish_reason") is not None
-                        delta: dict[str, str | None] = choice.get("delta") or {}
-                        if text := delta.get("content"):
-                            yield text
-    except httpx.TimeoutException as error:
-        raise RetryJobError(f"the provider did not answer in time ({type(error).__name__})") from error
-    except httpx.TransportError as error:
-        raise RetryJobError(f"the connection to the provider broke ({type(error).__name__})") from error
-    except ValueError as error:
-        raise RetryJobError("the provider sent something that is not JSON") from error
-    if not finished:
-        raise RetryJobError("the provider's stream ended before the answer did")
-
-
-async def events(response: httpx.Response) -> AsyncGenerator[str]:
-    """The data of each server-sent event. Lines end at \\n only: JSON may hold the other ends that Python knows."""
-    rest = b""
-    async for part in response.aiter_bytes():
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip().decode("utf-8", "replace")
-
-
-def refusal(response: httpx.Response) -> Exception:
-    """What a status other than 200 means for the job. The provider's own text may quote a key or the prompt."""
-    status, code = response.status_code, ""
-    try:
-        problem = response.json()["error"]
-        code = str(problem.get("code") or problem.get("type") or "")[:60]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        pass
-    said = f"the provider answered {status}" + (f" ({code})" if code else "")
-    after = retry_after(response.headers.get("retry-after"))
-    if status == 429 and code != "insufficient_quota":  # which no pause mends
-        return RateLimitedError(said, retry_after=after if after is not None else 10.0)
-    if status == 408 or status >= 500:
-        return RetryJobError(said, retry_after=after)
-    return TerminalJobError(said)
-
-
-def retry_after(value: str | None) -> float | None:
-    """Seconds that a Retry-After header asks for: a number or a date."""
-    if value is None:
-        return None
-    try:
-        if value.strip().isdigit():
-            return float(value)
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, OverflowError):
-        return None
+    """The deltas of one streamed chat completion."""
+    async with aclosing(completion(base_url, key, {**body, "stream": True}, PATIENCE)) as parts:
+        async for part in parts:
+            choices: list[dict[str, Any]] = part.get("choices") or []
+            for choice in choices:
+                delta: dict[str, str | None] = choice.get("delta") or {}
+                if text := delta.get("content"):
+                    yield text
 
 
 def ask_provider(base_url: str, key: str | None, model: str, prompt: str) -> Answer:
@@ -180,12 +112,18 @@ def local_model() -> tuple[str, str]:
         return f"{server.listening_address}/v1", key
 
 
-async def ask_small_model(prompt: str) -> Answer:
-    base_url, key = await asyncio.to_thread(local_model)
+async def local_endpoint() -> tuple[str, str]:
+    """`local_model`, for an event loop."""
+    endpoint = await asyncio.to_thread(local_model)
     if threading.current_thread() is threading.main_thread():
         # llama.cpp's server replaces Python's signal handlers by its own: put them back, or the worker is deaf.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.getsignal(number))
+    return endpoint
+
+
+async def ask_small_model(prompt: str) -> Answer:
+    base_url, key = await local_endpoint()
     body = {
         # The system prompt that the model was trained with: with any other its answers are much worse.
         "messages": [
