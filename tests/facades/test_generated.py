@@ -1,0 +1,24 @@
+"""The scripts that the TypeScript example carries are the ones that the Python clients run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+from outlast.protocol import calls
+from outlast.protocol.scripts import SCRIPTS
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "examples" / "typescript" / "lib" / "scripts.generated.ts"
+
+
+def test_the_generated_file_is_current() -> None:
+    generate = runpy.run_path(str(ROOT / "scripts" / "typescript"))["generate"]
+    assert FILE.read_text(encoding="utf-8") == generate(), "run scripts/digests"
+
+
+def test_it_names_the_scripts_as_the_clients_call_them() -> None:
+    assert calls.enqueue, "the calls register their scripts"
+    digests = re.findall(r'"sha": "(\w+)"', FILE.read_text(encoding="utf-8"))
+    assert digests == [SCRIPTS["enqueue"].sha, SCRIPTS["cancel"].sha]
