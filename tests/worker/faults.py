@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+LOOPBACK = Path(__file__).with_name("loopback.pem")
+"""A self-signed certificate of 127.0.0.1 and its key, made for these tests alone."""
 
 
 class Background:
@@ -37,7 +42,11 @@ class Background:
     async def close(self) -> None:
         pass
 
-    async def listen(self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> int:
+    async def listen(
+        self,
+        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        tls: ssl.SSLContext | None = None,
+    ) -> int:
         async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
@@ -49,10 +58,13 @@ class Background:
             finally:
                 self.tasks.discard(task)
                 writer.close()
-                with suppress(OSError):
-                    await writer.wait_closed()
+                try:
+                    async with asyncio.timeout(0.2):
+                        await writer.wait_closed()
+                except OSError:
+                    writer.transport.abort()
 
-        self._server = await asyncio.start_server(client, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(client, "127.0.0.1", 0, ssl=tls)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -77,7 +89,8 @@ class Proxy(Background):
     `heal()`.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, tls: bool = False) -> None:
+        self._tls = tls
         host, _, port = url.rpartition("/")[2].rpartition(":")
         self._target = (host, int(port))
         self.messages = 0
@@ -90,12 +103,15 @@ class Proxy(Background):
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        return f"{'rediss' if self._tls else 'redis'}://127.0.0.1:{self.port}"
 
     async def open(self) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH) if self._tls else None
+        if context is not None:
+            context.load_cert_chain(LOOPBACK)
         self._gates: set[asyncio.Event] = set()
         self._holds_new = False
-        self.port = await self.listen(self._serve)
+        self.port = await self.listen(self._serve, context)
 
     def hold(self, *, new: bool = True) -> None:
         async def hold() -> None:

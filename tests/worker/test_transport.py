@@ -32,7 +32,7 @@ from outlast.protocol import Call, Keys, calls
 from outlast_worker.tcp import AsyncTcpTransport, TcpTransport, TlsError
 
 from .conftest import until
-from .faults import Canned, Proxy
+from .faults import LOOPBACK, Canned, Proxy
 
 SECRET = "p4ss/w:rd@%"
 
@@ -403,6 +403,20 @@ def test_a_wrong_password_is_an_auth_error_that_hides_it(
         with pytest.raises(AuthError):
             both(f"redis://{address}").send(echo("x"))
     assert "s3cret" not in _chain(caught.value) + caplog.text
+
+
+def test_tls_works_and_a_certificate_of_nobody_does_not(both: Callable[..., Both], valkey_url: str, keys: Keys) -> None:
+    with Proxy(valkey_url, tls=True) as proxy:
+        transport = both(f"{proxy.url}?ssl_ca_certs={LOOPBACK}")
+        assert transport.send(enqueue(keys, "a", "x" * 300_000)).id == "a"
+        assert transport.send(Call(("BLPOP", keys.signal, "1"), len), block=1) == 2
+        proxy.cut()
+        time.sleep(0.05)
+        assert transport.send_many([echo(str(n)) for n in range(50)]) == [str(n) for n in range(50)]
+        with pytest.raises(TlsError, match="CERTIFICATE_VERIFY_FAILED"):
+            both(proxy.url).send(echo("x"))
+        with pytest.raises(TransportError):
+            both(proxy.url.replace("rediss", "redis"), timeout=1).send(echo("x"))
 
 
 def test_tls_to_a_port_without_tls_says_so(both: Callable[..., Both], valkey_url: str) -> None:

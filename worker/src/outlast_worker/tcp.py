@@ -53,6 +53,8 @@ TIMEOUT = 10.0
 """Seconds for one call with all its repeats. A repeat gets a fresh connection, so a single try gets half of it."""
 CONNECT_TIMEOUT = 3.0
 """Seconds to connect and log in, TLS included."""
+GOODBYE = 0.5
+"""Seconds that closing a connection may take before it is cut."""
 IDLE = 30.0
 """Seconds after which a connection for blocking reads that nobody uses is closed."""
 BATCH_CALLS, BATCH_BYTES = 512, 4 * 1024 * 1024
@@ -675,8 +677,14 @@ class _AsyncLink:
         return out
 
     async def close(self) -> None:
-        with suppress(RedisError, OSError, TimeoutError):
-            await self._connection.disconnect()
+        writer = self._writer
+        with suppress(RedisError, OSError):
+            await self._connection.disconnect(nowait=True)
+        try:
+            async with asyncio.timeout(GOODBYE):
+                await writer.wait_closed()
+        except OSError:  # TimeoutError too: with TLS the other end has to say goodbye as well
+            writer.transport.abort()
 
 
 class _Slot(NamedTuple):
