@@ -6,6 +6,7 @@ follows from comparing it with the database after every step. `OUTLAST_LONG=500`
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,6 +57,7 @@ class Job:
     settles: int = 0
     """How often a take of the current life was brought to an end by its holder."""
     takes: int = 0
+    hook: bool = False
 
 
 @dataclass
@@ -68,6 +70,8 @@ class Model:
     keys: dict[str, str] = field(default_factory=dict)
     seq: int = 0
     paused_until: int = 0
+    told: list[tuple[str, str, int]] = field(default_factory=list)
+    """What the webhooks must hear: id, end and time of it, one for each end of each life."""
 
     def queue_up(self, job: Job, now: int, delay: int = 0) -> None:
         if delay:
@@ -80,6 +84,8 @@ class Model:
 
     def end(self, job: Job, status: str, now: int) -> None:
         job.status, job.token = status, None
+        if job.hook:
+            self.told.append((job.id, status, now))
         if status == "failed":
             self.dead[job.id] = now
         if status != "completed" and self.keys.get(job.key) == job.id:
@@ -171,13 +177,15 @@ class Machine(RuleBasedStateMachine):
         priority=st.sampled_from([0, 0, 5, 9]),
         most=st.integers(1, 3),
         lost=st.booleans(),
+        hook=st.booleans(),
     )
-    def enqueue(self, id: str | None, key: str, delay: int, priority: int, most: int, lost: bool) -> None:
+    def enqueue(self, id: str | None, key: str, delay: int, priority: int, most: int, lost: bool, hook: bool) -> None:
         own = id is not None
         if id is None:
             self.minted += 1
             id = f"minted-{self.minted}"
-        call = self.lab.enqueue_call(id, own=own, key=key, delay_ms=delay, priority=priority, max_attempts=most)
+        options = {"own": own, "key": key, "delay_ms": delay, "priority": priority, "max_attempts": most}
+        call = self.lab.enqueue_call(id, **options, extra=[("webhook", f'{{"id":"{id}"}}')] if hook else [])
         old = self.model.jobs.get(id)
         if key and key in self.model.keys:
             answer = self.send(call, lost)
@@ -192,7 +200,7 @@ class Machine(RuleBasedStateMachine):
                 del self.model.keys[old.key]
             if old and old.status == "failed":
                 self.model.dead.pop(id, None)
-            self.model.jobs[id] = job = Job(id, most=most, priority=priority, key=key)
+            self.model.jobs[id] = job = Job(id, most=most, priority=priority, key=key, hook=hook)
             if key:
                 self.model.keys[key] = id
             self.model.queue_up(job, self.lab.now, delay)
@@ -487,6 +495,11 @@ class Machine(RuleBasedStateMachine):
             mapping = state.pop(f"idem:{key}")
             assert mapping["value"] == id
             assert (mapping["ttl_ms"] is not None) == (model.jobs[id].status in TERMINAL)
+        hooks = {name.removeprefix("hooks:"): state.pop(name) for name in list(state) if name.startswith("hooks:")}
+        told = {name.partition("-")[2]: key["fields"]["payload"] for name, key in hooks.items() if "job:" in name}
+        heard = [json.loads(told[number]) for number in sorted(told, key=int)]
+        assert [(end["id"], end["status"], end["at"]) for end in heard] == model.told
+        assert len(hooks.get("ready", {"members": ()})["members"]) == len(told)
         # What is left are the queue's own keys, and no key without an owner.
         assert {name.partition(":")[0] for name in state} <= {"seq", "signal", "take", "ctl", "config"}
         for name, key in state.items():
