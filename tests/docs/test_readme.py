@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 
 import httpx
-import outlast
 import pytest
-from outlast import errors
 from typer.testing import CliRunner
+
+import outlast
+from outlast import errors
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -132,9 +132,7 @@ class Tail(Generic[R]):
         if self._step in ("seek", "top"):
             return Call(("XREVRANGE", events, "+", "-", "COUNT", "1"), _entries)
         if self._step == "check":
-            return Call(
-                ("HMGET", job, "id", "status", "result", "error", "attempt", "finishedAt", "gen", "resultTtlMs"), items
-            )
+            return Call(("HMGET", job, *_RECORD), _row)
         wait: tuple[str, ...] = ()
         self._blocked = block is not None and self.blocks
         if block is not None and self.blocks:
