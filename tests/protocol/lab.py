@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -41,6 +42,7 @@ class Holder:
     n: int = field(init=False)
     emitted: bool = False
     stepped: bool = False
+    used: calls.Used = field(default_factory=calls.Used)
 
     def __post_init__(self) -> None:
         self.n = self.job.n
@@ -49,7 +51,14 @@ class Holder:
     def id(self) -> str:
         return self.job.id
 
-    def flush_call(self, *events: tuple[str, str], renew: bool = False, progress: str = "", again: bool = False) -> Any:
+    def flush_call(
+        self,
+        *events: tuple[str, str],
+        renew: bool = False,
+        progress: str = "",
+        usage: str = "",
+        again: bool = False,
+    ) -> Any:
         return calls.flush(
             self.lab.keys,
             self.job,
@@ -58,6 +67,7 @@ class Holder:
             max_len=self.lab.max_len,
             lease_ms=LEASE if renew else None,
             progress=progress,
+            usage=usage,
             again=again,
             now=self.lab.now,
         )
@@ -91,8 +101,14 @@ class Holder:
             cancel_ttl_ms=RESULT_TTL,
             count=self.n,
             steps=self.stepped,
+            used=self.used,
             now=self.lab.now,
         )
+
+    def uses(self, day: str = "2026-11-30", **amounts: float) -> Holder:
+        """What the holder says of its usage when it gives the job away."""
+        self.used = calls.Used(json.dumps(amounts), day, [(name, json.dumps(n)) for name, n in amounts.items()])
+        return self
 
     def step_call(self, name: str, value: str, *, stale: bool = False) -> Call[calls.Held]:
         return calls.step(self.lab.keys, self.job, name=name, value=value, stale=stale)
@@ -121,6 +137,7 @@ class Holder:
             cancel_ttl_ms=RESULT_TTL,
             count=self.n,
             ring=ring,
+            used=self.used,
             now=self.lab.now,
         )
 
@@ -138,6 +155,7 @@ class Holder:
             emitted=self.emitted if emitted is None else emitted,
             error=error,
             pause_ms=pause_ms,
+            used=self.used,
             now=self.lab.now,
         )
 

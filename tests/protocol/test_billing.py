@@ -196,6 +196,11 @@ def emitted(job: Any) -> Call[Any]:
     return job.release_call()
 
 
+def using(lab: Lab) -> Any:
+    lab.running("job-b").uses(a=1).complete()
+    return lab.running().uses(a=1, b=2.5, c=3)
+
+
 def stepped(job: Any) -> Call[Any]:
     job.step("s", "1")
     return job.settle_call("completed", "1")
@@ -248,6 +253,18 @@ HOLDER: dict[str, tuple[int, Prepare]] = {
         lambda lab: flagged(lab, lambda job: job.settle_call("completed", "1"), key="k"),
     ),
     "settle again": (2, settled),
+    "settle with usage": (8 + 2, lambda lab: using(lab).settle_call("completed", "1")),
+    "settle with the first usage of the day": (
+        8 + 3,
+        lambda lab: lab.running().uses(a=1).settle_call("completed", "1"),
+    ),
+    "retry with usage": (7 + 2, lambda lab: using(lab).retry_call(5)),
+    "release with usage": (8 + 2, lambda lab: using(lab).release_call()),
+    "flush of 1 with usage": (4, lambda lab: held(lab, lambda job: job.flush_call(("chunk", "x"), usage="{}"))),
+    "flush of 1 with usage, renewing": (
+        6,
+        lambda lab: held(lab, lambda job: job.flush_call(("chunk", "x"), usage="{}", renew=True)),
+    ),
     "settle with steps": (9, lambda lab: held(lab, stepped)),
     "settle with a webhook": (
         8 + 4,

@@ -169,8 +169,10 @@ def test_every_answer_is_understood_and_no_other(name: str, keys: Keys) -> None:
 
 # -- what calls send -------------------------------------------------------------------------------------------------
 
+USAGE_TTL_MS = 400 * 86_400_000
+
 JOB = calls.Reserved(
-    "id-7", "p", 3, 5, 2, 1, 4, "100", "200", 6, "rank-9", "", None, None, None, None, None, None, "w:8"
+    "id-7", "p", 3, 5, 2, 1, 4, "100", "200", 6, "rank-9", "", None, None, None, None, None, None, "", "", "", "w:8"
 )
 
 
@@ -335,12 +337,21 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
             },
             [],
         )
-    for lease, progress, again, events in itertools.product(
-        (None, 44), ("", "0.5"), (False, True), ([], [("chunk", "x"), ("data", "{}")])
+    for lease, progress, usage, again, events in itertools.product(
+        (None, 44), ("", "0.5"), ("", "{}"), (False, True), ([], [("chunk", "x"), ("data", "{}")])
     ):
         yield (
             calls.flush(
-                keys, job(), first=21, events=events, max_len=31, lease_ms=lease, progress=progress, again=again, now=9
+                keys,
+                job(),
+                first=21,
+                events=events,
+                max_len=31,
+                lease_ms=lease,
+                progress=progress,
+                usage=usage,
+                again=again,
+                now=9,
             ),
             {
                 "job": keys.job("id-7"),
@@ -354,6 +365,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "again": str(int(again)),
                 "lease_ms": _opt(lease),
                 "progress": progress,
+                "usage": usage,
                 "max_len": "31",
                 "b": "200",
                 "n": "21",
@@ -364,6 +376,9 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
     for key, flag in itertools.product(("", "kk"), (False, True)):
         held_by_key = {"idem?": keys.idem("kk")} if key else {}
         own = {"job": keys.job("id-7"), "events": keys.events("id-7"), "leases": keys.leases}
+        used = calls.Used("{}", "2026-11-30", [("cost", "0.5"), ("tokens", "7")]) if flag else calls.Used()
+        totals = {"usage?": keys.usage("2026-11-30")} if flag else {}
+        amounts = ["cost", "0.5", "tokens", "7"] if flag else []
         for status in ("completed", "failed", "cancelled"):
             yield (
                 calls.settle(
@@ -375,12 +390,14 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                     cancel_ttl_ms=23,
                     count=24,
                     steps=flag,
+                    used=used,
                     now=9,
                 ),
                 {
                     **own,
                     **({"dead?": keys.dead} if status == "failed" else {}),
                     **({"steps?": keys.steps("id-7")} if flag else {}),
+                    **totals,
                     **held_by_key,
                 },
                 {
@@ -395,12 +412,15 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                     "count": "24",
                     "has_key": str(int(bool(key))),
                     "has_steps": str(int(flag)),
+                    "used": used.text,
                 },
-                [],
+                amounts,
             )
         yield (
-            calls.retry(keys, job(key), error="ee", delay_ms=25, cancel_ttl_ms=23, count=24, ring=flag, now=9),
-            {**own, "scheduled": keys.scheduled, **({"signal?": keys.signal} if flag else {}), **held_by_key},
+            calls.retry(
+                keys, job(key), error="ee", delay_ms=25, cancel_ttl_ms=23, count=24, ring=flag, used=used, now=9
+            ),
+            {**own, "scheduled": keys.scheduled, **({"signal?": keys.signal} if flag else {}), **totals, **held_by_key},
             {
                 "now": "9",
                 "token": "w:8",
@@ -412,8 +432,9 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "count": "24",
                 "has_key": str(int(bool(key))),
                 "rings": str(int(flag)),
+                "used": used.text,
             },
-            [],
+            amounts,
         )
         for emitted in (False, True):
             yield (
@@ -425,6 +446,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                     emitted=emitted,
                     error="ee",
                     pause_ms=26 if flag else None,
+                    used=used,
                     now=9,
                 ),
                 {
@@ -432,6 +454,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                     "ready": keys.ready,
                     "signal": keys.signal,
                     **({"config?": keys.config} if flag else {}),
+                    **totals,
                     **held_by_key,
                 },
                 {
@@ -447,8 +470,9 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                     "count": "24",
                     "emitted": str(int(emitted)),
                     "has_key": str(int(bool(key))),
+                    "used": used.text,
                 },
-                [],
+                amounts,
             )
 
 
@@ -515,8 +539,9 @@ def test_constants_of_the_prelude_are_those_of_python() -> None:
     assert int(found["BATCH"]) == BATCH
     table = {row[0]: row[2] for row in KEY_TABLE}
     assert f"at most {int(found['SIGNAL_CAP']):,}" in table["signal"]
+    assert int(found["USAGE_TTL"]) == USAGE_TTL_MS
     assert found["LEASE_TEXT"] == "'Worker lease expired before the job finished'"  # the wire format's words
-    assert set(found) == {"RANK", "BATCH", "HOOK_ATTEMPTS", "SIGNAL_CAP", "LEASE_TEXT", "PEEK", "ELSEWHERE"}
+    assert set(found) == {"RANK", "BATCH", "HOOK_ATTEMPTS", "SIGNAL_CAP", "LEASE_TEXT", "PEEK", "ELSEWHERE", "USAGE_TTL"}
 
 
 COMMANDS = {
@@ -610,6 +635,8 @@ def test_the_key_table_is_what_the_scripts_create(lab: Lab) -> None:
                 assert LEASE < ttl <= 2 * LEASE
             case "30 days; then as the record":
                 assert (0 < ttl <= RESULT_TTL) if ended else RESULT_TTL < ttl <= calls.STEPS_TTL_MS, name
+            case "400 days":
+                assert 399 * 86_400_000 < ttl <= USAGE_TTL_MS
             case "10 minutes":
                 assert 0 < ttl <= 600_000 == calls.CTL_TTL_MS
             case _:

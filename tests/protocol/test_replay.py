@@ -118,6 +118,11 @@ CALLS: dict[str, Callable[[Lab], Prepared]] = {
     "step": lambda lab: same(lab.running().step_call("s", "1")),
     "step over those of another life": lambda lab: same(stale_steps(lab)),
     "settle with steps": lambda lab: same(stepped(lab).settle_call("completed", "1")),
+    "settle with usage": lambda lab: same(lab.running().uses(a=1, b=0.1).settle_call("completed", "1")),
+    "retry with usage": lambda lab: same(lab.running().uses(a=1, b=0.1).retry_call(50)),
+    "release with usage": lambda lab: same(lab.running().uses(a=1, b=0.1).release_call()),
+    "retry of a cancelled job with usage": lambda lab: same(flagged(lab).uses(a=1).retry_call(50)),
+    "release of a cancelled job with usage": lambda lab: same(flagged(lab).uses(a=1).release_call()),
     "settle completed": lambda lab: same(lab.running(key="k").settle_call("completed", "1")),
     "settle failed": lambda lab: same(lab.running(key="k").settle_call("failed", "E: x")),
     "settle of a cancelled job": lambda lab: same(flagged(lab, key="k").settle_call("completed", "1")),
@@ -270,6 +275,7 @@ def test_a_flush_again_writes_if_the_first_never_arrived(lab: Lab) -> None:
 
 
 def late_calls(job: Holder) -> dict[str, Call[Any]]:
+    job.uses(a=1)
     return {
         "flush": job.flush_call(("chunk", "late"), renew=True, progress="0.9"),
         "flush again": job.flush_call(("chunk", "late"), again=True),

@@ -42,6 +42,8 @@ def tour(lab: Lab) -> None:
     for job in (own, minted, delayed):
         assert job.step("one", "1") == "ok"
         assert job.step("two", "2", stale=True) == "ok"
+    for job in (own, minted, delayed):
+        job.uses(tokens=7, cost=0.25)
     lab.raw("HSET", keys.steps("minted"), "gen", "1")
     assert minted.step("one", "1", stale=True) == "ok"
     lab.send(calls.renew(keys, [minted.job, own.job], lease_ms=LEASE, now=lab.now, relief=True))

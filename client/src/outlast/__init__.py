@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     AuthError,
+    BudgetExceededError,
     ConfigurationError,
     IdempotencyConflictError,
     InvalidArgumentError,
@@ -55,6 +56,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJobs",
     "AuthError",
+    "BudgetExceededError",
     "Cancelled",
     "Chunk",
     "Client",

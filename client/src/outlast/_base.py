@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +13,7 @@ from hashlib import sha256
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
-from ._checks import check_count, check_id, check_priority, check_webhook, to_ms
+from ._checks import check_amounts, check_count, check_id, check_priority, check_webhook, to_ms
 from ._config import Address, find_address, find_namespace
 from .errors import (
     ConfigurationError,
@@ -124,6 +124,7 @@ class JobsBase(Generic[P, R]):
         result_ttl: Duration | None,
         owner: str | None,
         webhook: str | None = None,
+        budget: Mapping[str, float] | None = None,
     ) -> Order:
         queue = self.queue
         key = "" if idempotency_key is None else check_id(idempotency_key, "idempotency_key")
@@ -138,6 +139,8 @@ class JobsBase(Generic[P, R]):
             extra.append(("timeoutMs", str(to_ms(timeout, "timeout", least=0.001))))
         if result_ttl is not None:
             extra.append(("resultTtlMs", str(to_ms(result_ttl, "result_ttl", least=1))))
+        if budget is not None:
+            extra.append(("budget", json.dumps(check_amounts(budget, "budget"), separators=(",", ":"))))
         text = queue.encode_payload(payload)
         # 128 random bits: an id is no credential, but it must not be guessed either.
         job_id = os.urandom(16).hex() if id is None else check_id(id)
@@ -188,6 +191,9 @@ class JobsBase(Generic[P, R]):
             max_attempts=check_count(attempts, "max_attempts", most=1_000_000),
             keep_steps=keep_steps,
         )
+
+    def _usage(self, days: int) -> calls.Plan[dict[str, dict[str, float]]]:
+        return calls.usage(self._keys, check_count(days, "days", most=400))
 
     def _dead(self, count: int) -> calls.Plan[list[str]]:
         return calls.dead(self._keys, check_count(count, "count", most=10_000))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from math import isfinite
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from .errors import MAX_DELAY, InvalidArgumentError
 
 __all__ = [
     "Duration",
+    "check_amounts",
     "check_count",
     "check_id",
     "check_priority",
@@ -22,6 +24,10 @@ __all__ = [
 
 Duration = float | timedelta
 """Seconds as a number, or a timedelta."""
+
+MAX_AMOUNT = 1e15
+"""Whole numbers below are exact wherever they are added up."""
+MAX_COUNTERS = 50
 
 MAX_ID_BYTES = 512
 """UTF-8 bytes of a job id or idempotency key. Room for a hash, a path or a URL; a bound on what a key costs."""
@@ -53,6 +59,21 @@ def check_count(value: object, name: str, *, least: int = 1, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidArgumentError(f"{name}={value!r} is out of range; give a whole number from {least} to {most}")
     return value
+
+
+def check_amounts(value: Mapping[Any, Any], name: str) -> dict[str, float]:
+    """Numbers >= 0 by the name of their counter, such as {"input_tokens": 1000, "cost": 0.25}."""
+    if not isinstance(cast("object", value), Mapping):
+        raise InvalidArgumentError(f"{name} is {type(value).__name__}; give a dict of numbers by counter")
+    checked: dict[str, float] = {}
+    for counter, amount in value.items():
+        check_id(counter, f"counter of {name}")
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < MAX_AMOUNT:
+            raise InvalidArgumentError(f"{name}: {counter}={amount!r} is no number from 0 to {MAX_AMOUNT:g}")
+        checked[counter] = amount
+    if len(checked) > MAX_COUNTERS:
+        raise InvalidArgumentError(f"{name} has {len(checked)} counters; give at most {MAX_COUNTERS}")
+    return checked
 
 
 def check_priority(value: object) -> int:

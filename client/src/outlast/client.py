@@ -23,6 +23,7 @@ from .protocol import calls
 from .transport import Transport, drive
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     import httpx
@@ -167,6 +168,7 @@ class Jobs(JobsBase[P, R]):
         result_ttl: Duration | None = None,
         owner: str | None = None,
         webhook: str | None = None,
+        budget: Mapping[str, float] | None = None,
     ) -> Enqueued:
         """Make a job, or with an `idempotency_key` that a job holds already, answer with that job.
 
@@ -182,6 +184,7 @@ class Jobs(JobsBase[P, R]):
         - `owner`: whose job this is, for `authorize` of outlast-edge.
         - `webhook`: an https URL that is told when the job has ended. The worker delivers it: see
           `outlast_worker.webhooks`.
+        - `budget`: lowers the queue's for this job, and adds limits of its own: ``{"cost": 0.1}``.
 
         A lost reply is asked for again and makes no second job. If the answer stays away, TransportError carries
         `job_id`, the id that the job has if it was made.
@@ -200,6 +203,7 @@ class Jobs(JobsBase[P, R]):
             result_ttl=result_ttl,
             owner=owner,
             webhook=webhook,
+            budget=budget,
         )
         try:
             answer = self._transport.send(order.call)
@@ -293,6 +297,13 @@ class Jobs(JobsBase[P, R]):
     def stats(self) -> Stats:
         """How many jobs are waiting, scheduled, active and dead, and since when the oldest one waits."""
         return drive(self._transport, calls.stats(self._keys))
+
+    def usage(self, days: int = 30) -> dict[str, dict[str, float]]:
+        """What the queue's jobs used on each of the last `days` on which they did: 2026-11-30 (UTC) to counters.
+
+        Counted when an attempt ends, and kept for 400 days.
+        """
+        return drive(self._transport, self._usage(days))
 
     def dead(self, count: int = 50) -> list[str]:
         """Ids of at most `count` jobs that failed for good and are still kept, oldest first."""

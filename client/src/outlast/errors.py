@@ -21,6 +21,7 @@
      ├ RetryJobError   .retry_after       raised by handlers: try again, then
      ├ RateLimitedError .retry_after      raised by handlers: pause the queue, give the attempt back
      └ TerminalJobError                   raised by handlers: never try again
+        ├ BudgetExceededError             by job.usage: the job has used more than it may
         └ StepValueError (also InvalidArgumentError)  a step's value cannot be kept: the job ends
 
     JobStopped (BaseException)            in a plain handler: the job was stopped; let it pass
@@ -33,6 +34,7 @@ from math import isfinite
 
 __all__ = [
     "AuthError",
+    "BudgetExceededError",
     "ConfigurationError",
     "IdempotencyConflictError",
     "InvalidArgumentError",
@@ -192,6 +194,10 @@ class RateLimitedError(OutlastError):
 
 class TerminalJobError(OutlastError):
     """Raise it in a handler: the job has failed for good; another attempt would fail the same way."""
+
+
+class BudgetExceededError(TerminalJobError):
+    """The job has used more than its budget allows. It has failed for good, whatever its handler makes of this."""
 
 
 class StepValueError(InvalidArgumentError, TerminalJobError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic
 
-from ._checks import Duration, check_count, check_queue_name, to_ms
+from ._checks import Duration, check_amounts, check_count, check_queue_name, to_ms
 from .codec import codec_for
 from .errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import TypeForm, TypeVar
 
     # What is not declared is Any. Only checkers see the default: typing has it from Python 3.13 on.
@@ -47,11 +49,14 @@ class Queue(Generic[P, R]):
     - `events_max_len` (10,000): events kept for each job; older ones are trimmed and readers get a `Gap`.
     - `max_payload`, `max_result`, `max_step` (1 MiB, 4 MiB, 1 MiB): UTF-8 bytes of the JSON text. Larger inputs
       belong in a store of their own, with a reference in the payload.
+    - `budget` (none): the most that a job may use over all its attempts, by the counters of ``job.usage``:
+      ``{"cost": 0.5, "output_tokens": 20_000}``. A job that exceeds it has failed for good.
     - `check_payload` (True): the same idempotency key with another payload raises IdempotencyConflictError.
     """
 
     __slots__ = (
         "backoff_ms",
+        "budget",
         "check_payload",
         "dead_ttl_ms",
         "events_max_len",
@@ -88,6 +93,7 @@ class Queue(Generic[P, R]):
         max_result: int = 4 * 1024 * 1024,
         max_step: int = 1024 * 1024,
         check_payload: bool = True,
+        budget: Mapping[str, float] | None = None,
     ) -> None:
         self.name = check_queue_name(name, hooks=True)
         self.payload_codec = codec_for(payload, "payload")
@@ -109,6 +115,7 @@ class Queue(Generic[P, R]):
         self.max_result = check_count(max_result, "max_result", most=512 * 1024 * 1024)
         self.max_step = check_count(max_step, "max_step", most=512 * 1024 * 1024)
         self.check_payload = check_payload
+        self.budget = check_amounts(budget or {}, "budget")
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"

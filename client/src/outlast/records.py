@@ -54,6 +54,8 @@ class Job(Generic[P, R]):
     idempotency_key: str | None
     cancel_requested: bool
     owner: str | None
+    usage: dict[str, float]
+    """What its handlers have reported by ``job.usage``, over all attempts: a number for each counter."""
     _queue: Queue[P, R] = field(repr=False, compare=False)
     _payload: str | None = field(repr=False)
     _result: str | None = field(repr=False)

@@ -39,6 +39,7 @@ from .leases import Lease
 from .output import Output
 from .steps import Steps
 from .stop_signal import JobSignal, StopReason
+from .usage import Usage
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -90,6 +91,7 @@ class Attempt:
         self._steps = Steps(
             engine.transport, self._lease, report=self._held, trouble=engine.trouble, hopeless=self._may_be_lost
         )
+        self._usage = Usage(job, self._queue.budget, self._output)
         self._task: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._result: Any = None
@@ -163,6 +165,8 @@ class Attempt:
         for limit, what in ((job.expires_at_ms, "expired"), (job.deadline_at_ms, "reached its deadline")):
             if limit is not None and limit <= now:
                 return _Outcome("settle", "failed", f"JobExpiredError: the job {what} before it could start")
+        if (over := self._usage.exceeded()) is not None:
+            return _Outcome("settle", "failed", policy.error_text(over))
         try:
             payload = self._queue.decode_payload(job.payload)
         except Exception as error:
@@ -195,6 +199,7 @@ class Attempt:
             "signal": self.signal,
             "output": self._output,
             "steps": self._steps,
+            "usage": self._usage,
         }
         return JobContext(**fields) if self._registration.is_async else SyncJobContext(loop=self._loop, **fields)
 
@@ -257,6 +262,10 @@ class Attempt:
                     return self._failed(late, policy.error_text(late), context)
                 case None:
                     pass
+            if (over := self._usage.exceeded()) is not None:
+                self._log(over, "is over its budget")
+                self._tell(over, context)
+                return _Outcome("settle", "failed", policy.error_text(over))
             if error is None:
                 return self._completed(result, context)
             if isinstance(error, RateLimitedError):
@@ -337,6 +346,7 @@ class Attempt:
             self._log_lost(outcome)
             return
         self._lease.until = inf  # the outcome is there; the time that is left is for writing it down
+        self._output.drop_usage()
         if outcome.kind == "settle":
             # Watchers see all of the text before the end. A retry starts over, so there nothing is lost.
             await self._output.flush()
@@ -355,7 +365,7 @@ class Attempt:
     def _call_of(self, outcome: _Outcome) -> Call[Any]:
         job, queue, keys = self.job, self._queue, self._intake.keys
         result_ttl = job.result_ttl_ms or queue.result_ttl_ms
-        count = self._output.count
+        count, used = self._output.count, self._usage.used(self._engine.clock.now_ms())
         match outcome.kind:
             case "retry":
                 return calls.retry(
@@ -366,6 +376,7 @@ class Attempt:
                     cancel_ttl_ms=result_ttl,
                     count=count,
                     ring=self._engine.stopping,
+                    used=used,
                 )
             case "release":
                 return calls.release(
@@ -376,6 +387,7 @@ class Attempt:
                     emitted=self._output.emitted,
                     error=outcome.body,
                     pause_ms=outcome.pause_ms,
+                    used=used,
                 )
             case _:
                 return calls.settle(
@@ -387,6 +399,7 @@ class Attempt:
                     cancel_ttl_ms=result_ttl,
                     count=count,
                     steps=self._steps.any,
+                    used=used,
                 )
 
     async def _send(self, outcome: _Outcome) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .output import Output
     from .steps import Steps
     from .stop_signal import JobSignal
+    from .usage import Usage
 
 __all__ = ["JobContext", "SyncJobContext"]
 
@@ -60,6 +61,7 @@ class _Context(Generic[P]):
         signal: JobSignal,
         output: Output,
         steps: Steps,
+        usage: Usage,
     ) -> None:
         self.id = id
         self.queue = queue.name
@@ -71,9 +73,26 @@ class _Context(Generic[P]):
         self._declared = queue
         self._output = output
         self._steps = steps
+        self._usage = usage
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(queue={self.queue!r}, id={self.id!r}, attempt={self.attempt})"
+
+    def usage(
+        self, *, input_tokens: int = 0, output_tokens: int = 0, cost: float = 0.0, **counters: float
+    ) -> dict[str, float]:
+        """Add to what this job has used, over all its attempts; the answer is the sum. For any thread.
+
+        It is kept on the record (`Job.usage`) and in the queue's totals of the day. `counters`: any more of your own.
+        Raises BudgetExceededError once the job has used more than its budget allows, which ends it for good, and
+        InvalidArgumentError for amounts below 0.
+        """
+        return self._usage.add({"input_tokens": input_tokens, "output_tokens": output_tokens, "cost": cost, **counters})
+
+    async def _keep(self, name: str, text: str) -> None:
+        # What the step has used goes first: a crash in between counts it twice, as it is paid twice.
+        await self._output.flush_usage()
+        await self._steps.keep(name, text)
 
     def _raise_error(self) -> None:
         error = self._output.pop_error()
@@ -149,7 +168,7 @@ class JobContext(_Context[P]):
                     if inspect.isawaitable(value):
                         value = await value
                 text = step.encode(value)
-                await self._wait(self._steps.keep(name, text))
+                await self._wait(self._keep(name, text))
             except BaseException:
                 self._steps.fail(name)
                 raise
@@ -235,7 +254,7 @@ class SyncJobContext(_Context[P]):
             try:
                 text = step.encode(function(*args, **kwargs))
                 self._check()
-                self._wait(self._steps.keep(name, text))
+                self._wait(self._keep(name, text))
             except BaseException:
                 self._steps.fail(name)
                 raise

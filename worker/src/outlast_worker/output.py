@@ -95,7 +95,7 @@ class Output:
         self._chars = 0
         self._half = ""
         self._renew = False
-        self._progress = ""
+        self._progress = self._usage = ""
         self._started = -1e9
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -131,6 +131,19 @@ class Output:
         """Renew the lease with the next flush, even if there is nothing to write."""
         self._renew = True
 
+    def write_usage(self, text: str) -> None:
+        """Have the next flush put the job's usage on its record."""
+        self._usage = text
+        self._schedule()
+
+    async def flush_usage(self) -> None:
+        if self._usage:
+            await self.flush()
+
+    def drop_usage(self) -> None:
+        """What ends the attempt writes it, so a flush need not."""
+        self._usage = ""
+
     @property
     def full(self) -> bool:
         return len(self._buffer) >= FULL_EVENTS or self._chars >= FULL_CHARS
@@ -153,7 +166,7 @@ class Output:
     async def flush(self) -> None:
         """Wait until everything emitted so far is written, or given up."""
         self._end_half()
-        while (self._buffer or self._renew or self._task) and not self.closed:
+        while (self._buffer or self._renew or self._usage or self._task) and not self.closed:
             await self._soon()
 
     async def close(self, limit: float) -> None:
@@ -215,7 +228,7 @@ class Output:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             self._error = error if isinstance(error, OutlastError) else ServerError(f"flush failed: {error!r}")
-        if self._buffer or self._renew:
+        if self._buffer or self._renew or self._usage:
             self._schedule()
 
     async def _write(self) -> None:
@@ -227,6 +240,7 @@ class Output:
             size += len(text)
             self._chars -= len(text)
         progress, self._progress = (self._progress, "") if any(kind == "progress" for kind, _ in events) else ("", "")
+        usage, self._usage = self._usage, ""
         first = self.count + 1
         # Counted whether or not they arrive: a number that is skipped shows as a gap, one that is used twice would lie.
         self.count += len(events)
@@ -237,7 +251,7 @@ class Output:
             now = time.monotonic()
             renew = self._renew or now - self._lease.renewed >= self._lease.ms / 4000
             self._renew = False
-            if not events and not renew:
+            if not events and not renew and not usage:
                 return
             call = calls.flush(
                 self._lease.keys,
@@ -247,6 +261,7 @@ class Output:
                 max_len=self._max_len,
                 lease_ms=self._lease.ms if renew else None,
                 progress=progress,
+                usage=usage,
                 again=again,
             )
             try:

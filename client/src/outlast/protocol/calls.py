@@ -6,11 +6,14 @@ the clock in tests; without it the scripts use the server's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
+from .._checks import is_dict
 from ..errors import IdempotencyConflictError, JobInUseError, ReplyShapeError
 from ..records import Enqueued, Job, JobStatus, Stats
 from .keys import RANK, Keys
@@ -40,6 +43,7 @@ __all__ = [
     "stats",
     "step",
     "steps",
+    "usage",
 ]
 
 T = TypeVar("T")
@@ -299,6 +303,7 @@ _RECORD = (
     "idempotencyKey",
     "cancelRequested",
     "owner",
+    "usage",
     "payload",
     "result",
 )
@@ -319,6 +324,17 @@ def _float(value: Any) -> float:
         return float(text(value)) if value is not None else 0.0
     except ValueError:
         return 0.0
+
+
+def amounts_of(value: str | None) -> dict[str, float]:
+    """Counters by name, of a stored JSON text. What is no number is left out: readers must not fail on it."""
+    with suppress(ValueError, RecursionError):
+        stored = json.loads(value or "{}")
+        if is_dict(stored):
+            return {
+                str(name): n for name, n in stored.items() if isinstance(n, (int, float)) and not isinstance(n, bool)
+            }
+    return {}
 
 
 def get(keys: Keys, id: str, queue: Queue[P, R]) -> Call[Job[P, R] | None]:
@@ -348,6 +364,7 @@ def get(keys: Keys, id: str, queue: Queue[P, R]) -> Call[Job[P, R] | None]:
             idempotency_key=maybe_text(r["idempotencyKey"]) or None,
             cancel_requested=maybe_text(r["cancelRequested"]) == "1",
             owner=maybe_text(r["owner"]),
+            usage=amounts_of(maybe_text(r["usage"])),
             _queue=queue,
             _payload=maybe_text(r["payload"]),
             _result=maybe_text(r["result"]),
@@ -378,6 +395,19 @@ def stats(keys: Keys) -> Plan[Stats]:
         oldest = max(0, now - min(times)) / 1000 if times else None
     waiting, scheduled, active, gone = answers[:4]
     return Stats(waiting, scheduled, active, gone, oldest)
+
+
+def usage(keys: Keys, days: int) -> Plan[dict[str, dict[str, float]]]:
+    """What was used on each of the last `days` (UTC, today included) on which anything was, oldest first."""
+    [now] = yield [Call(("TIME",), lambda reply: number(items(reply)[0]))]
+    names = [str(datetime.fromtimestamp(now - 86_400 * ago, UTC).date()) for ago in range(days - 1, -1, -1)]
+    totals = yield [Call(("HGETALL", keys.usage(name)), _amounts) for name in names]
+    return {name: total for name, total in zip(names, totals, strict=True) if total}
+
+
+def _amounts(reply: Any) -> dict[str, float]:
+    flat = [text(item) for item in items(reply)]
+    return amounts_of("{" + ",".join(f"{json.dumps(n)}:{v}" for n, v in zip(flat[::2], flat[1::2], strict=True)) + "}")
 
 
 def dead(keys: Keys, count: int) -> Plan[list[str]]:
@@ -427,6 +457,9 @@ class Reserved:
     result_ttl_ms: int | None
     owner: str | None
     trace: str | None
+    usage: str
+    counted: str
+    budget: str
     token: str
 
     def __repr__(self) -> str:
@@ -517,6 +550,9 @@ def reserve(
             result_ttl_ms=optional(row[15]),
             owner=text(row[16]) or None,
             trace=text(row[17]) or None,
+            usage=text(row[18]),
+            counted=text(row[19]),
+            budget=text(row[20]),
             token=token,
         )
 
@@ -556,7 +592,9 @@ def reserve(
 Held = Literal["ok", "cancel", "lost"]
 _HELD = cast("Callable[[Any], Held]", _word("ok", "cancel", "lost"))
 
-_FLUSH = Script("flush", "job events leases?", "now token id again lease_ms progress max_len b n attempt event...")
+_FLUSH = Script(
+    "flush", "job events leases?", "now token id again lease_ms progress usage max_len b n attempt event..."
+)
 
 
 def flush(
@@ -568,6 +606,7 @@ def flush(
     max_len: int,
     lease_ms: int | None = None,
     progress: str = "",
+    usage: str = "",
     again: bool = False,
     now: int | None = None,
 ) -> Call[Held]:
@@ -583,6 +622,7 @@ def flush(
             _flag(again),
             "" if lease_ms is None else str(lease_ms),
             progress,
+            usage,
             str(max_len),
             job.b,
             str(first),
@@ -656,12 +696,32 @@ def steps(keys: Keys, job: Reserved) -> Call[tuple[dict[str, str], bool]]:
     return Call(("HGETALL", keys.steps(job.id)), decode)
 
 
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What a job has used, as its holder gives it away: `text` for the record; `amounts` for the totals of `day`."""
+
+    text: str = ""
+    day: str = ""
+    amounts: Sequence[tuple[str, str]] = ()
+
+
+_NOTHING = Used()
+
 Settled = Literal["completed", "failed", "cancelled", "lost"]
+
+
+def _totals(keys: Keys, used: Used) -> list[str]:
+    return [keys.usage(used.day)] if used.amounts else []
+
+
+def _used(used: Used) -> tuple[str, ...]:
+    return (used.text, *(part for pair in used.amounts for part in pair))
+
 
 _SETTLE = Script(
     "settle",
-    "job events leases dead? steps? idem?",
-    "now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps",
+    "job events leases dead? steps? usage? idem?",
+    "now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps used total...",
 )
 
 
@@ -675,6 +735,7 @@ def settle(
     cancel_ttl_ms: int,
     count: int,
     steps: bool = False,
+    used: Used = _NOTHING,
     now: int | None = None,
 ) -> Call[Settled]:
     """End the job. `body` is the result's text or the error's; `count` the number of its last event (its n).
@@ -686,6 +747,7 @@ def settle(
         names.append(keys.dead)
     if steps:
         names.append(keys.steps(job.id))
+    names += _totals(keys, used)
     if job.key:
         names.append(keys.idem(job.key))
     return Call(
@@ -703,6 +765,7 @@ def settle(
             str(count),
             _flag(bool(job.key)),
             _flag(steps),
+            *_used(used),
         ),
         cast("Callable[[Any], Settled]", _word("completed", "failed", "cancelled", "lost")),
         _SETTLE,
@@ -711,8 +774,8 @@ def settle(
 
 _RETRY = Script(
     "retry",
-    "job events leases scheduled signal? idem?",
-    "now token id reason delay_ms cancel_ttl_ms attempt count has_key rings",
+    "job events leases scheduled signal? usage? idem?",
+    "now token id reason delay_ms cancel_ttl_ms attempt count has_key rings used total...",
 )
 
 
@@ -725,11 +788,13 @@ def retry(
     cancel_ttl_ms: int,
     count: int,
     ring: bool = False,
+    used: Used = _NOTHING,
     now: int | None = None,
 ) -> Call[Literal["scheduled", "cancelled", "lost"]]:
     """Give the job back for another attempt. `ring`: this worker stops and will not be there when it is due."""
     names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.scheduled]
     names += [keys.signal] if ring else []
+    names += _totals(keys, used)
     names += [keys.idem(job.key)] if job.key else []
     return Call(
         (
@@ -745,6 +810,7 @@ def retry(
             str(count),
             _flag(bool(job.key)),
             _flag(ring),
+            *_used(used),
         ),
         cast(
             'Callable[[Any], Literal["scheduled", "cancelled", "lost"]]',
@@ -756,8 +822,8 @@ def retry(
 
 _RELEASE = Script(
     "release",
-    "job events leases ready signal config? idem?",
-    "now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key",
+    "job events leases ready signal config? usage? idem?",
+    "now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key used total...",
 )
 
 
@@ -770,6 +836,7 @@ def release(
     emitted: bool,
     error: str = "",
     pause_ms: int | None = None,
+    used: Used = _NOTHING,
     now: int | None = None,
 ) -> Call[Literal["waiting", "cancelled", "lost"]]:
     """Hand the job back at its old rank, the attempt not counted. With `pause_ms` the queue pauses for that long.
@@ -778,6 +845,7 @@ def release(
     """
     names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.ready, keys.signal]
     names += [keys.config] if pause_ms is not None else []
+    names += _totals(keys, used)
     names += [keys.idem(job.key)] if job.key else []
     return Call(
         (
@@ -795,6 +863,7 @@ def release(
             str(count),
             _flag(emitted),
             _flag(bool(job.key)),
+            *_used(used),
         ),
         cast('Callable[[Any], Literal["waiting", "cancelled", "lost"]]', _word("waiting", "cancelled", "lost")),
         _RELEASE,

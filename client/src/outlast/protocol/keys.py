@@ -37,6 +37,7 @@ KEY_TABLE = (
         "idempotency_ttl after completion",
     ),
     ("config", "hash", "rules of the queue: pausedUntil", "always"),
+    ("usage:<day>", "hash", "what the queue's jobs used on a day (UTC), by counter", "400 days"),
     ("workers", "hash", "worker id to when and where it was last seen", "pruned by readers"),
     ("take:<worker>", "string", "what the worker's latest reserve took, for a repeat of it", "2 x lease"),
     ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
@@ -94,6 +95,9 @@ class Keys:
 
     def gone(self, url_digest: str) -> str:
         return f"{self.base}gone:{url_digest}"
+
+    def usage(self, day: str) -> str:
+        return f"{self.base}usage:{day}"
 
     def take(self, worker: str) -> str:
         return f"{self.base}take:{worker}"

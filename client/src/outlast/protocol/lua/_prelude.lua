@@ -4,6 +4,7 @@ local LEASE_TEXT = 'Worker lease expired before the job finished'
 local RANK = 1e13
 local SIGNAL_CAP = 1000
 local BATCH = 100
+local USAGE_TTL = 34560000000 -- 400 days
 local HOOK_ATTEMPTS = '100' -- the delivery handler ends its attempts before
 local PEEK = 10 -- entries that one look at a set reads; only when all of them are due, it reads a batch
 
@@ -63,6 +64,32 @@ end
 local function free_key(idem, id)
   if redis.call('GET', idem) == id then
     redis.call('DEL', idem)
+  end
+end
+
+-- What the job has used goes on its record, and `counted`: that much of it is in the totals of days.
+local function note_usage(write, used)
+  if used ~= '' then
+    local n = #write
+    write[n + 1], write[n + 2], write[n + 3], write[n + 4] = 'usage', used, 'counted', used
+  end
+end
+
+-- Add amounts (name, amount, ...) to the totals of a day: two commands, however many they are.
+local function add_up(totals, amounts)
+  local names, sums, fresh = {}, {}, true
+  for i = 1, #amounts, 2 do
+    names[#names + 1] = amounts[i]
+  end
+  local before = redis.call('HMGET', totals, unpack(names))
+  for i, name in ipairs(names) do
+    fresh = fresh and not before[i]
+    local sum = (tonumber(before[i]) or 0) + tonumber(amounts[2 * i])
+    sums[2 * i - 1], sums[2 * i] = name, sum % 1 == 0 and int(sum) or string.format('%.15g', sum)
+  end
+  redis.call('HSET', totals, unpack(sums))
+  if fresh then
+    redis.call('PEXPIRE', totals, USAGE_TTL)
   end
 end
 

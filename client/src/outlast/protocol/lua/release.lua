@@ -1,16 +1,18 @@
 --[[ release: hand the job back at its old rank, the attempt not counted. Only the holder may; a cancel wins.
 With `pause_ms` the whole queue takes nothing for that long; an earlier time never shortens a pause.
-KEYS  job events leases ready signal config? idem?
-ARGV  now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key
+KEYS  job events leases ready signal config? usage? idem?
+ARGV  now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key used total...
 REPLY waiting | cancelled | lost
-      config is given exactly when pause_ms is not empty; emitted: 1 when this attempt wrote events, or may have
+      config is given exactly when pause_ms is not empty; emitted: 1 when this attempt wrote events, or may have;
+      used, total: as of settle
 ]]
 local job, events, leases, ready, signal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now_arg, token, id, reason, rank, pause = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local cancel_ttl, attempt, starts, count = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local emitted, has_key = ARGV[11] == '1', ARGV[12] == '1'
-local config = pause ~= '' and KEYS[6] or nil
-local idem = has_key and KEYS[#KEYS] or nil
+local used = ARGV[13]
+next_key = 5
+local config, usage, idem = optional(pause ~= ''), optional(#ARGV > 13), optional(has_key)
 
 local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'webhook')
 if r[1] ~= token then
@@ -24,7 +26,9 @@ redis.call('ZREM', leases, id)
 redis.call('HDEL', job, 'token')
 if r[2] == '1' then
   local ended = terminal(events, 'cancelled', '', attempt, count, now_arg)
-  redis.call('HSET', job, 'status', 'cancelled', 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
+  local write = { 'status', 'cancelled', 'updatedAt', ended, 'finishedAt', ended, 'settled', token }
+  note_usage(write, used)
+  redis.call('HSET', job, unpack(write))
   redis.call('PEXPIRE', job, cancel_ttl)
   redis.call('PEXPIRE', events, cancel_ttl)
   redis.call('PEXPIRE', steps_of(job, id), cancel_ttl)
@@ -32,6 +36,9 @@ if r[2] == '1' then
     free_key(idem, id)
   end
   announce(job, id, r[5], 'cancelled', ended)
+  if usage then
+    add_up(usage, { unpack(ARGV, 14) })
+  end
   return 'cancelled'
 end
 
@@ -47,6 +54,7 @@ local write = { 'status', 'waiting', 'attempt', int(attempt - 1), 'starts', star
 if reason ~= '' then
   write[#write + 1], write[#write + 2] = 'error', reason
 end
+note_usage(write, used)
 redis.call('HSET', job, unpack(write))
 redis.call('ZADD', ready, rank, id)
 if config then
@@ -56,4 +64,7 @@ if config then
   end
 end
 ring(signal, 1)
+if usage then
+  add_up(usage, { unpack(ARGV, 14) })
+end
 return 'waiting'

@@ -5,7 +5,7 @@ ARGV  now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bel
 REPLY ok now hint_ms limited job... | stale now
       hint_ms: until something becomes due, 0 call again, -1 nothing known; limited: 1 nothing may be taken till then
       job: id payload attempt maxAttempts priority createdAt starts gen b n rank idempotencyKey timeoutMs
-           deadlineAt expiresAt resultTtlMs owner trace
+           deadlineAt expiresAt resultTtlMs owner trace usage counted budget
 ]]
 local ready, scheduled, leases, signal, seq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local take, config, dead = KEYS[6], KEYS[7], KEYS[8]
@@ -19,12 +19,14 @@ local now = clock(now_arg)
 local FIELDS = {
   'id', 'payload', 'attempt', 'maxAttempts', 'priority', 'createdAt', 'starts', 'gen', 'status', 'startedAt',
   'idempotencyKey', 'timeoutMs', 'deadlineAt', 'expiresAt', 'resultTtlMs', 'owner', 'trace', 'token',
+  'usage', 'counted', 'budget',
 }
 
 local function describe(r, attempt, starts, b, n, rank)
   return {
     r[1], r[2] or '', attempt, r[4] or '1', r[5] or '0', r[6] or '', starts, r[8], int(b), int(n), rank,
     r[11] or '', r[12] or '', r[13] or '', r[14] or '', r[15] or '', r[16] or '', r[17] or '',
+    r[19] or '', r[20] or '', r[21] or '',
   }
 end
 

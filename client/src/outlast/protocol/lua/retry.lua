@@ -1,14 +1,16 @@
 --[[ retry: give the job back for another attempt after a delay. Only the holder may; a cancel that came first wins.
-KEYS  job events leases scheduled signal? idem?
-ARGV  now token id reason delay_ms cancel_ttl_ms attempt count has_key rings
+KEYS  job events leases scheduled signal? usage? idem?
+ARGV  now token id reason delay_ms cancel_ttl_ms attempt count has_key rings used total...
 REPLY scheduled | cancelled | lost
-      signal is given exactly when rings is 1: a worker that stops will not be there to wake up for it
+      signal is given exactly when rings is 1: a worker that stops will not be there to wake up for it;
+      used, total: as of settle
 ]]
 local job, events, leases, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now_arg, token, id, reason, delay = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cancel_ttl, attempt, count, has_key, rings = ARGV[6], ARGV[7], ARGV[8], ARGV[9] == '1', ARGV[10] == '1'
-local signal = rings and KEYS[5] or nil
-local idem = has_key and KEYS[#KEYS] or nil
+local used = ARGV[11]
+next_key = 4
+local signal, usage, idem = optional(rings), optional(#ARGV > 11), optional(has_key)
 
 local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'webhook')
 if r[1] ~= token then
@@ -22,7 +24,9 @@ if r[2] == '1' then
   redis.call('ZREM', leases, id)
   redis.call('HDEL', job, 'token')
   local ended = terminal(events, 'cancelled', '', attempt, count, now_arg)
-  redis.call('HSET', job, 'status', 'cancelled', 'error', reason, 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
+  local write = { 'status', 'cancelled', 'error', reason, 'updatedAt', ended, 'finishedAt', ended, 'settled', token }
+  note_usage(write, used)
+  redis.call('HSET', job, unpack(write))
   redis.call('PEXPIRE', job, cancel_ttl)
   redis.call('PEXPIRE', events, cancel_ttl)
   redis.call('PEXPIRE', steps_of(job, id), cancel_ttl)
@@ -30,15 +34,23 @@ if r[2] == '1' then
     free_key(idem, id)
   end
   announce(job, id, r[5], 'cancelled', ended)
+  if usage then
+    add_up(usage, { unpack(ARGV, 12) })
+  end
   return 'cancelled'
 end
 
 local now = clock(now_arg)
 redis.call('ZREM', leases, id)
 redis.call('HDEL', job, 'token')
-redis.call('HSET', job, 'status', 'scheduled', 'error', reason, 'updatedAt', int(now), 'settled', token)
+local write = { 'status', 'scheduled', 'error', reason, 'updatedAt', int(now), 'settled', token }
+note_usage(write, used)
+redis.call('HSET', job, unpack(write))
 redis.call('ZADD', scheduled, int(now + delay), id)
 if rings then
   ring(signal, 1)
+end
+if usage then
+  add_up(usage, { unpack(ARGV, 12) })
 end
 return 'scheduled'

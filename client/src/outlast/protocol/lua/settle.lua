@@ -1,15 +1,18 @@
 --[[ settle: end the job. Only the holder of the lease may; a cancel that came first wins.
-KEYS  job events leases dead? steps? idem?
-ARGV  now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps
+KEYS  job events leases dead? steps? usage? idem?
+ARGV  now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps used total...
 REPLY completed | failed | cancelled | lost
       dead is given exactly when status is failed; count: events written so far under the job's current b;
-      has_steps: 1 when this attempt read or kept steps, which then expire with the record
+      has_steps: 1 when this attempt read or kept steps, which then expire with the record;
+      used: what the job has used, for its record; total: name amount, for the totals of the day in usage
 ]]
 local job, events, leases = KEYS[1], KEYS[2], KEYS[3]
 local now_arg, token, id, status, body, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local cancel_ttl, attempt, count, has_key, has_steps = ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11] == '1'
+local used = ARGV[12]
 next_key = 3
-local dead, steps, idem = optional(status == 'failed'), optional(has_steps), optional(has_key)
+local dead, steps, usage = optional(status == 'failed'), optional(has_steps), optional(#ARGV > 12)
+local idem = optional(has_key)
 
 local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'idemTtlMs', 'webhook')
 if r[1] ~= token then
@@ -26,13 +29,14 @@ end
 redis.call('ZREM', leases, id)
 redis.call('HDEL', job, 'token')
 local ended = terminal(events, status, body, attempt, count, now_arg)
-if status == 'completed' then
-  redis.call('HSET', job, 'status', status, 'updatedAt', ended, 'finishedAt', ended, 'settled', token, 'result', body)
-elseif status == 'failed' then
-  redis.call('HSET', job, 'status', status, 'updatedAt', ended, 'finishedAt', ended, 'settled', token, 'error', body)
+local write = { 'status', status, 'updatedAt', ended, 'finishedAt', ended, 'settled', token }
+if status ~= 'cancelled' then
+  write[#write + 1], write[#write + 2] = status == 'completed' and 'result' or 'error', body
+end
+note_usage(write, used)
+redis.call('HSET', job, unpack(write))
+if status == 'failed' then
   redis.call('ZADD', dead, ended, id)
-else
-  redis.call('HSET', job, 'status', status, 'updatedAt', ended, 'finishedAt', ended, 'settled', token)
 end
 redis.call('PEXPIRE', job, ttl)
 redis.call('PEXPIRE', events, ttl)
@@ -47,4 +51,7 @@ if idem then
   end
 end
 announce(job, id, r[6], status, ended)
+if usage then
+  add_up(usage, { unpack(ARGV, 13) })
+end
 return status
