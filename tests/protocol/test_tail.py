@@ -518,12 +518,31 @@ def test_latest_begins_with_what_is_still_to_come(lab: Lab) -> None:
 
 def test_latest_of_a_finished_job_is_its_end_and_of_a_waiting_one_everything(lab: Lab) -> None:
     finished(lab)
-    assert types(lab.read(after="latest")) == ["completed"]
+    tail = lab.tail(after="latest")
+    [end] = lab.step(tail)
+    assert (end.type, end.id, tail.done) == ("completed", lab.entries()[-1][0], True)
     lab.enqueue("waits")
     tail = lab.tail("waits", after="latest")
     assert lab.drain(tail) == []
     lab.one("waits").emit("a")
     assert types(lab.drain(tail)) == ["chunk"]
+
+
+def test_latest_knows_which_attempt_it_has_come_to(lab: Lab) -> None:
+    lab.running().retry()
+    lab.one().emit("a")
+    tail = lab.tail(after="latest")
+    assert lab.drain(tail) == []
+    foreign(lab, ("chunk", "b"))
+    assert [event.attempt for event in lab.drain(tail)] == [2]
+
+
+def test_nothing_comes_after_the_end(lab: Lab) -> None:
+    job = lab.running()
+    job.emit("a")
+    job.complete()
+    foreign(lab, ("chunk", "stray"))
+    assert types(lab.read()) == ["chunk", "completed"]
 
 
 # -- cut and resumed -------------------------------------------------------------------------------------------------
@@ -764,6 +783,18 @@ def test_data_makes_the_reader_fast_again(lab: Lab) -> None:
         if lab.step(tail):
             break
     assert 0.1 < tail.delay < 0.3
+
+
+def test_a_reader_that_has_had_data_asks_for_nothing_but_more_of_it(lab: Lab) -> None:
+    """Neither whether the job exists nor whether the cursor is of its stream: the data has told both."""
+    job = lab.running()
+    job.emit("a", "b")
+    tail = lab.tail(after=lab.entries()[0][0])
+    assert types(lab.step(tail)) == ["chunk"]
+    sent = [name for _, name in quiet(lab, tail, 1.2)]
+    assert set(sent) == {"XREAD"}
+    job.emit("c")
+    assert types(lab.step(tail)) == ["chunk"]
 
 
 def test_a_fixed_pace_is_kept(lab: Lab) -> None:

@@ -820,6 +820,17 @@ def test_a_revived_job_that_lost_its_end_still_gets_its_marker(lab: Lab) -> None
     lab.one().complete()
 
 
+def test_a_dead_job_whose_output_is_gone_is_revived_too(lab: Lab) -> None:
+    lab.running().fail()
+    lab.raw("DEL", lab.keys.events("job-a"))
+    lab.now += 10
+    assert lab.retry_dead()
+    assert [(id, fields["t"]) for id, fields in lab.entries()] == [(f"{lab.now}-1", "restarted")]
+    job = lab.one()
+    job.emit("x")
+    assert text_of(lab.read()) == "x"
+
+
 def test_a_revived_job_lives_on_without_a_ttl(lab: Lab) -> None:
     job = lab.running()
     job.emit("a")
