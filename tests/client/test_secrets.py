@@ -18,6 +18,7 @@ import outlast
 from outlast.rest import AsyncRestTransport, RestTransport
 from outlast.upstash import UpstashTransport
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
+from outlast_worker.tcp import AsyncTcpTransport, TcpTransport
 
 TOKEN = "AbCd-secret-token-1234567890"
 PROMPT = "the-very-private-prompt"
@@ -107,6 +108,8 @@ def test_h71_clients_and_transports_do_not_pickle() -> None:
         RestTransport("https://x.example", TOKEN),
         AsyncRestTransport("https://x.example", TOKEN),
         outlast.Client("https://x.example", TOKEN).queue(outlast.Queue("q")),
+        TcpTransport(f"redis://:{TOKEN}@x.example"),
+        AsyncTcpTransport(f"redis://:{TOKEN}@x.example"),
     ):
         assert leaks(repr(thing)) == []
         with pytest.raises(TypeError) as caught:

@@ -22,7 +22,7 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 from urllib.parse import parse_qs, urlsplit
 
 import redis.asyncio.connection
@@ -364,6 +364,9 @@ class _Base:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._place.label})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} holds a password and connections; make one where it is used")
 
     def _home(self, key: str | None) -> Address:
         if key is not None and self._slots:
