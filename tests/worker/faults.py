@@ -179,11 +179,11 @@ class Proxy(Background):
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            up_writer.close()  # first: this task may be cancelled again while it waits
             self._gates.discard(gate)
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            up_writer.close()
             with suppress(OSError):
                 await up_writer.wait_closed()
 
