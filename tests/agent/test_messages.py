@@ -130,7 +130,7 @@ def test_a_reply_echoes_the_request_and_names_who_asked() -> None:
     assert (first["sender"], first["recipient"]) == ({"name": "worker"}, {"name": "ops-console"})
     assert first["sequence"] == 0
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", first["time"])
-    assert all(re.fullmatch(r"[0-9A-Za-z]{27}", message["id"]) for message in sent)
+    assert all(re.fullmatch(r"[0-9a-f]{32}", message["id"]) for message in sent)
     assert sent[0]["id"] != sent[1]["id"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -125,7 +124,7 @@ def reply(request: PromptRequest, sender: Party, kind: Literal["result", "error"
     """A v1 message that answers `request`."""
     return {
         "protocol": NAMESPACE + kind,
-        "id": _ksuid(),
+        "id": os.urandom(16).hex(),
         "request": request.id,
         "conversation": request.conversation,
         "sequence": 0,
@@ -134,17 +133,3 @@ def reply(request: PromptRequest, sender: Party, kind: Literal["result", "error"
         "recipient": request.sender.model_dump(exclude_none=True),
         **body,
     }
-
-
-_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_EPOCH = 1_400_000_000
-
-
-def _ksuid() -> str:
-    """Seconds and 128 random bits in 27 characters, which sort by time."""
-    number = int.from_bytes((int(time.time()) - _EPOCH).to_bytes(4, "big") + os.urandom(16), "big")
-    text = ""
-    while number:
-        number, digit = divmod(number, 62)
-        text = _DIGITS[digit] + text
-    return text.rjust(27, "0")

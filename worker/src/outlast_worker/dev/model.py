@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field
 
 from outlast import Queue
 from outlast_worker import JobContext, Worker
-from outlast_worker.agent.model import completion
+from outlast_worker.providers import completion
 
 __all__ = ["Prompt", "generate", "provider", "worker"]
 
@@ -47,7 +47,8 @@ class Prompt(BaseModel):
     prompt: str = Field(min_length=1, max_length=20_000)
 
 
-generate = Queue("generate", payload=Prompt, result=str)
+generate = Queue("generate", payload=Prompt, result=str, lease=10)
+"""Whoever kills the worker watches the page: the default lease, 60 s, is a long time to look at half an answer."""
 
 
 class Provider(NamedTuple):

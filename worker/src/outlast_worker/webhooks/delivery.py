@@ -113,7 +113,7 @@ class Webhooks:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        return self._given_tls or ssl.create_default_context()
+        return self._given_tls or httpx.create_ssl_context()
 
     def serve(self, worker: Worker, *queues: Queue[Any, Any], concurrency: int = 10) -> None:
         """Have `worker` deliver the webhooks of `queues`, `concurrency` at a time for each.
