@@ -436,6 +436,7 @@ def test_help_is_quick_because_it_loads_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == "[]\n"
     assert "Exit codes: 0 done" in done.stdout
+    assert "..." not in done.stdout.split("Commands:\n")[1], "each command's line fits"
     names = [line.split()[0] for line in done.stdout.split("Commands:\n")[1].splitlines() if line.startswith("  ")]
     assert names[:12] == [
         *("dev", "worker", "gateway", "enqueue", "get", "watch", "wait", "cancel", "dead", "retry-dead"),

@@ -88,6 +88,10 @@ async def ask(provider: Provider) -> str:
         return "".join([text async for text in deltas])
 
 
+def test_whoever_kills_the_demos_worker_waits_seconds_and_not_a_minute() -> None:
+    assert model.generate.lease_ms <= 10_000
+
+
 async def test_an_answer_is_streamed_from_the_provider(provider: Provider) -> None:
     provider.stream(delta("Hel"), delta("lo\u2028wörld"), {"choices": []}, END)
     # However the network cuts it: in the middle of a character, of a line, of the end of a line.

@@ -116,6 +116,11 @@ def test_h41_what_json_cannot_hold_is_refused_without_being_quoted(jobs: Any, va
     assert jobs.stats().waiting == 0
 
 
+def test_an_integer_that_is_too_long_is_called_that(jobs: Any) -> None:
+    with pytest.raises(outlast.InvalidArgumentError, match="integer of more digits"):
+        jobs.enqueue(10**5000)
+
+
 def test_a_payload_over_the_limit_is_refused_and_not_quoted(open_jobs: Open, queue_name: str) -> None:
     jobs = open_jobs(outlast.Queue(queue_name, max_payload=100))
     jobs.enqueue("x" * 98)

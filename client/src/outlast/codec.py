@@ -53,6 +53,8 @@ def _why_not_json(error: BaseException) -> str:
         return f"not JSON: {error}"  # "Object of type X is not JSON serializable": names the type only
     if isinstance(error, RecursionError) or "ircular" in str(error):
         return f"nested deeper than {MAX_DEPTH} levels, or contains itself"
+    if "integer string conversion" in str(error):
+        return "has an integer of more digits than Python writes as text; pass it as text of your own"
     return "contains NaN or Infinity, which JSON cannot hold"
 
 

@@ -286,7 +286,7 @@ class Attempt:
             if inspect.isawaitable(result):
                 if inspect.iscoroutine(result):
                     result.close()
-                raise InvalidArgumentError("the handler is a plain function but returned an awaitable; use async def")
+                raise InvalidArgumentError("the handler returned an awaitable; write async def, and await it")
             return _Outcome("settle", "completed", self._encode(result))
         except Exception as error:
             # Another attempt would cost as much and end the same way.

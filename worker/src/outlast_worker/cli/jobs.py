@@ -289,7 +289,7 @@ def retry_dead(
     rest_token: RestToken = None,
     as_json: AsJson = False,
 ) -> int:
-    """Put jobs that failed for good back to work, with a fresh count of attempts."""
+    """Put dead jobs back to work, with a fresh count of attempts."""
     from .connect import connect
 
     if all == (id is not None):
@@ -331,7 +331,7 @@ def stats(
     rest_token: RestToken = None,
     as_json: AsJson = False,
 ) -> int:
-    """Count jobs and workers: of one queue, or of all queues in the database."""
+    """Count jobs and workers of one queue, or of all."""
     from .connect import connect, live_workers, queue_names
 
     with connect(redis_url, rest_url, rest_token) as client:

@@ -30,7 +30,10 @@ def dev(
     data_dir: Annotated[Path, Option(help="Where data, addresses and token are kept.")] = Path(".outlast"),
     as_json: AsJson = False,
 ) -> int:
-    """Run everything on this machine: database, REST gateway, worker and web front; without arguments a demo."""
+    """Run everything here: database, gateway, worker, web front.
+
+    Without arguments it is a demo, with a page and a small real model.
+    """
     import asyncio
 
     from outlast_worker.dev.stack import Options, run
@@ -133,7 +136,7 @@ def gateway(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """An Upstash-compatible REST front for a Redis or Valkey of your own."""
+    """An Upstash-compatible REST front for your own Redis."""
     import asyncio
     import secrets
 
