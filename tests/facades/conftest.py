@@ -140,29 +140,40 @@ def queue(queue_name: str) -> Queue[Any, Any]:
 
 
 @pytest.fixture
-def site(valkey_url: str, queue: Queue[Any, Any]) -> Iterator[Callable[..., Site]]:
+def serve() -> Iterator[Callable[[Any], str]]:
+    """Run an ASGI app on a uvicorn of its own until the test is over; the answer is its address."""
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(app: Any) -> str:
+        # A stream that is cut off on purpose is an error to uvicorn.
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+        thread.start()
+        running.append((server, thread))
+        while not server.started:
+            assert thread.is_alive()
+            threading.Event().wait(0.01)
+        return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+    yield start
+    for server, thread in running:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def site(valkey_url: str, queue: Queue[Any, Any], serve: Callable[[Any], str]) -> Iterator[Callable[..., Site]]:
     """Serve the facade that `make(edge)` gives; options go to the edge."""
-    running: list[tuple[uvicorn.Server, threading.Thread, Site]] = []
+    clients: list[httpx.Client] = []
 
     def start(make: Callable[[Edge], Any], *, queues: Any = None, authorize: Any = anybody, **options: Any) -> Site:
         edge = Edge(AsyncClient(redis_url=valkey_url), queues=queues or [queue], authorize=authorize, **options)
         cuts = Cuts(make(edge).app())
-        # A stream that is cut off on purpose is an error to uvicorn.
-        config = uvicorn.Config(cuts, port=0, log_level="critical", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            threading.Event().wait(0.01)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        made = Site(url, cuts, httpx.Client(base_url=url, timeout=20))
-        running.append((server, thread, made))
-        return made
+        url = serve(cuts)
+        clients.append(httpx.Client(base_url=url, timeout=20))
+        return Site(url, cuts, clients[-1])
 
     yield start
-    for server, thread, made in running:
-        made.http.close()
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    for client in clients:
+        client.close()
