@@ -14,7 +14,7 @@ import pytest
 import redis
 
 import outlast
-from outlast.protocol import Keys
+from outlast.protocol import Keys, calls
 from outlast.rest import AsyncRestTransport, RestTransport
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 
@@ -264,7 +264,7 @@ async def test_h46_a_cancelled_caller_is_free_at_once_and_the_client_stays_usabl
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert time.monotonic() - begin < 1
-        row = b'{"result":[%s]}' % b",".join([b"null"] * 17)
+        row = b'{"result":[%s]}' % b",".join([b"null"] * len(calls._RECORD))
         loopback.behave = lambda c: c.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(row), row))
         assert await jobs.get("x") is None
 
