@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -49,6 +50,30 @@ async def test_h62_one_signal_lets_jobs_finish(queue_name: str, aclient: AsyncCl
     record = await jobs.get(later.id)
     assert record is not None
     assert record.status == "waiting"
+
+
+async def test_h66_a_worker_that_stops_says_so_while_its_jobs_finish(
+    valkey_url: str, queue_name: str, keys: Keys, raw: redis.Redis, aclient: AsyncClient
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name)
+    worker, running, go = Worker(valkey_url), asyncio.Event(), asyncio.Event()
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> None:
+        running.set()
+        await go.wait()
+
+    def states() -> list[str]:
+        return [json.loads(text)["state"] for text in raw.hvals(keys.workers)]
+
+    async with worker:
+        await aclient.queue(queue).enqueue(None)
+        await running.wait()
+        await until(lambda: states() == ["running"], "it is listed")
+        worker.stop()
+        await until(lambda: states() == ["stopping"], "it is listed as stopping")
+        go.set()
+    assert states() == []
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])

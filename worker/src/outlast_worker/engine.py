@@ -271,7 +271,12 @@ class Engine:
                     for intake in self._intakes:
                         while await self.transport.send(calls.prune_dead(intake.keys)) >= 100:
                             pass
-            await asyncio.sleep(SEEN_EVERY)
+            if self._stop.is_set():
+                await asyncio.sleep(SEEN_EVERY)
+                continue
+            with suppress(TimeoutError):  # a stop is told at once: what runs may still run for long
+                async with asyncio.timeout(SEEN_EVERY):
+                    await self._stop.wait()
 
     def _info(self) -> dict[str, object]:
         return {
@@ -282,7 +287,7 @@ class Engine:
             "concurrency": self.settings.concurrency,
             "active": len(self._attempts),
             "started": self._since,
-            "state": "stopping" if self.stopping else "running",
+            "state": "stopping" if self._stop.is_set() else "running",
             "version": __version__,
         }
 
