@@ -282,6 +282,12 @@ def test_refusals_are_texts_for_a_reader(site: Callable[..., Site], queue_name: 
     assert ai.http.post("/api/chat", content=b"{", headers={"content-type": "application/json"}).status_code == 400
 
 
+def test_head_holds_no_stream(ai: Site, hand: Hand) -> None:
+    with chunks(ai, "POST", "/api/chat", json=ask()) as parts:
+        next(parts)
+    assert ai.http.head("/api/chat/c1/stream").status_code == 405
+
+
 def test_a_chats_id_can_be_any_text(ai: Site, hand: Hand) -> None:
     for n, (id, path) in enumerate((("a/b c", "a%2Fb%20c"), ("ü?#", "%C3%BC%3F%23"), ("x/stream", "x%2Fstream"))):
         with chunks(ai, "POST", "/api/chat", json=ask(id)) as parts:

@@ -38,6 +38,7 @@ def script_of(payload: dict[str, Any]) -> dict[str, Any]:
     """The last text that the user said, in whichever of the protocols."""
     if "input" in payload:
         text = payload["input"]
+        text = text if isinstance(text, str) else text[-1]["content"][0]["text"]
     else:
         last = [message for message in payload["messages"] if message["role"] == "user"][-1]
         text = last["content"] if "content" in last else last["parts"][0]["text"]

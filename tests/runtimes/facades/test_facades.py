@@ -77,6 +77,10 @@ def test_openai_of_npm(folder: Path, url: str, version: str) -> None:
     node(folder, "openai.test.mjs", url, OPENAI=version)
 
 
+def test_the_ai_sdks_provider_for_openai(folder: Path, url: str) -> None:
+    node(folder, "provider.test.mjs", url)
+
+
 @pytest.mark.parametrize("version", ["1", "2", "3"])
 def test_openai_of_pypi(packages: Packages, url: str, version: str) -> None:
     found = packages.install("openai", [f"openai=={version}.*"])

@@ -48,7 +48,9 @@ class Facade:
             except Exception as error:
                 return self._fail(problem_of(error, f"{request.method} {path}"))
 
-        return Route(path, endpoint, methods=methods)
+        route = Route(path, endpoint, methods=methods)
+        route.methods = set(methods)  # without the HEAD that Starlette adds: nobody should hold a stream unseen
+        return route
 
     def _only(self, queue: AnyQueue | None) -> AnyQueue:
         """`queue`, or the only one that there is."""

@@ -142,6 +142,8 @@ class AiSdk(Facade):
             raise Problem(422, "idempotency_conflict", "This Idempotency-Key was used with another message.") from None
         except JobInUseError as error:
             id, before = error.job_id, None  # a repeat whose key is gone
+        except InvalidArgumentError as error:
+            raise Problem(422, "invalid", f"{error}.") from None
         if before is not None and before != id and self._supersede:
             job, _ = await asyncio.gather(jobs.get(id), jobs.cancel(before))
         else:
