@@ -151,7 +151,7 @@ def test_a_lost_end_is_made_up_from_the_record(reader: str, end: str, lab: Lab) 
         lab.cancel()
         job.complete()
     else:
-        getattr(job, end)()
+        getattr(job, end)('"body"')
     terminal = lab.entries()[-1][0]
     lab.raw("XDEL", lab.keys.events("job-a"), terminal)
     if reader == "fresh":
@@ -164,9 +164,23 @@ def test_a_lost_end_is_made_up_from_the_record(reader: str, end: str, lab: Lab) 
             break
     assert types(before) == ["chunk", "chunk", lab.get().status]
     assert tail.cursor == before[-1].id
+    if end != "cancel":
+        assert getattr(before[-1], "result" if end == "complete" else "error").strip('"') == "body"
     # Its id is a cursor like any other: at the end, not in front of what was read, not another stream's.
     assert lab.read(after=tail.cursor) in ([], before)
     assert _order(tail.cursor) > _order(before[-2].id)
+
+
+def test_a_made_up_end_lies_above_what_was_read(lab: Lab) -> None:
+    """Also of a job that was over in the millisecond it was made in, or whose life is numbered ahead of the clock."""
+    job = lab.running()
+    job.emit("a", "b")
+    job.complete()
+    lab.raw("XDEL", lab.keys.events("job-a"), lab.entries()[-1][0])
+    tail = lab.tail()
+    seen = [event for _ in range(9) if not tail.done for event in lab.drain(tail)]
+    assert types(seen) == ["chunk", "chunk", "completed"]
+    assert _order(seen[2].id) > _order(seen[1].id)
 
 
 def test_an_end_between_the_empty_read_and_the_look_at_the_record_is_not_made_up(lab: Lab) -> None:
@@ -233,6 +247,12 @@ def test_a_gap_is_told_again_to_a_reader_that_was_cut_at_it(lab: Lab) -> None:
     gap = lab.read(after=cursor)[0]
     assert (gap.type, gap.id) == ("gap", cursor)
     assert types(lab.read(after=gap.id)) == ["gap", *["chunk"] * 10]
+
+
+def test_one_trimmed_event_is_a_gap(lab: Lab) -> None:
+    lab.running().emit("a", "b")
+    lab.raw("XTRIM", lab.keys.events("job-a"), "MAXLEN", 1)
+    assert types(lab.read()) == ["gap", "chunk"]
 
 
 def test_a_gap_in_the_middle_and_one_before_the_end(lab: Lab) -> None:
@@ -312,6 +332,14 @@ def test_a_restart_within_one_numbering_that_was_trimmed_is_a_gap(lab: Lab) -> N
     assert types(events) == ["gap", "chunk"]
     assert text_of(events) == "d"
     assert events[1].attempt == 2
+
+
+def test_an_attempt_that_found_a_marker_in_place_is_a_restart_all_the_same(lab: Lab) -> None:
+    lab.running().retry()
+    lab.one().retry()  # silent: its marker is the latest entry
+    lab.one().emit("a")
+    events = lab.read()
+    assert [(event.type, event.attempt) for event in events] == [("restarted", 2), ("restarted", 3), ("chunk", 3)]
 
 
 def foreign(lab: Lab, *entries: tuple[str, str]) -> list[str]:
@@ -480,6 +508,17 @@ def test_h36_a_cursor_from_the_future_is_answered_and_starts_over(state: str, cu
     expected = {"waiting": "d", "silent": "d", "streaming": "abd", "completed": "ab", "failed": "ab", "revived": "cd"}
     assert text_of(events) == expected[state]
     assert types(events).count("gap") == 1
+
+
+def test_a_cursor_from_the_future_is_told_of_one_gap_and_of_later_ones(lab: Lab) -> None:
+    job = lab.running()
+    job.emit(*"abcdef")
+    ids = [id for id, _ in lab.entries()]
+    lab.raw("XDEL", lab.keys.events("job-a"), ids[0], ids[3])
+    events = lab.read(after=FUTURE[0])
+    assert types(events) == ["gap", "chunk", "chunk", "gap", "chunk", "chunk"]
+    assert (events[0].id, events[0].attempt) == ("0-0", 1)
+    assert lab.read(after=events[0].id)[0].type == "gap"
 
 
 def test_h36_a_cursor_of_another_job_starts_over(lab: Lab) -> None:
@@ -749,6 +788,14 @@ def test_h69_a_quiet_reader_sends_at_most_one_command_in_two_seconds(lab: Lab) -
     assert len(names) / 6 - 1 <= names.count("HMGET") <= len(names) / 4
     first = [at for at, _ in sent if at <= 10]
     assert 15 <= len(first) <= 40
+
+
+def test_a_resumed_reader_looks_once_whether_its_cursor_is_of_this_stream(lab: Lab) -> None:
+    lab.running().emit("a")
+    sent = quiet(lab, lab.tail(after=lab.entries()[0][0]), 60)
+    assert [name for _, name in sent[:4]] == ["XREAD", "HMGET", "XREVRANGE", "XREAD"]
+    assert sent[3][0] > sent[2][0] == 0
+    assert [name for _, name in sent].count("XREVRANGE") == 1
 
 
 def test_h69_nor_does_one_that_waits_for_a_job_to_start(lab: Lab) -> None:
