@@ -49,9 +49,9 @@ def to_ms(value: object, name: str, *, least: float = 0.0, most: float = MAX_DEL
             f"{name}={value!r} is {type(value).__name__}; give seconds as a number, or a timedelta"
         )
     if isinstance(seconds, float) and not isfinite(seconds):
-        raise InvalidArgumentError(f"{name}={value!r} is not finite; give seconds between {least:g} and {most:g}")
+        raise InvalidArgumentError(f"{name}={value!r} is not finite; give seconds between {least:g} and {most:.15g}")
     if not least <= seconds <= most:
-        raise InvalidArgumentError(f"{name}={value!r} is out of range; give seconds between {least:g} and {most:g}")
+        raise InvalidArgumentError(f"{name}={value!r} is out of range; give seconds between {least:g} and {most:.15g}")
     return -int(-seconds * 1000 // 1)
 
 

@@ -194,7 +194,7 @@ class _Stack:
             put(json.dumps(ready))
             return
         if page_url is not None:
-            put(f"\n  page   {page_url}")
+            put(f"\n  {'app ' if self._options.app else 'page'}   {page_url}")
         put(f"  data   {self._options.data_dir} (delete it to start afresh)\n")
         for name, value in addresses.items():
             put(f"export {name}={quote(value)}")
