@@ -15,10 +15,10 @@ import pytest
 import redis
 
 import outlast.protocol
-from outlast import IdempotencyConflictError, JobInUseError, ReplyShapeError
+from outlast import IdempotencyConflictError, InvalidArgumentError, JobInUseError, ReplyShapeError
 from outlast.protocol import Call, Keys, calls, scripts
 from outlast.protocol.digests import DIGESTS
-from outlast.protocol.keys import BATCH, KEY_TABLE, RANK
+from outlast.protocol.keys import BATCH, KEY_TABLE, LARGE, RANK
 
 from .lab import LEASE, RESULT_TTL, Lab
 from .tour import tour
@@ -139,8 +139,8 @@ def test_body_answers_what_the_header_says(name: str) -> None:
 
 
 ANSWERS = {
-    "enqueue": {"created": ["j"], "duplicate": ["j"], "conflict": ["j"], "in_use": ["waiting"]},
-    "reserve": {"ok": ["0", "-1", "0"], "stale": ["0"]},
+    "enqueue": {"created": ["j"], "duplicate": ["j"], "conflict": ["j"], "in_use": ["waiting"], "too_large": ["9"]},
+    "reserve": {"ok": ["0", "-1", "0", [b"", b"5", b"", b"", b"", b""]], "stale": ["0"]},
     "prune_dead": {},
 }
 
@@ -155,10 +155,10 @@ def test_every_answer_is_understood_and_no_other(name: str, keys: Keys) -> None:
             reply: Any = [word.encode(), *rest]
         else:
             reply = [word.encode()] if name == "renew" else 7 if name == "prune_dead" else word.encode()
-        if word in ("conflict", "in_use"):
-            with pytest.raises((IdempotencyConflictError, JobInUseError)) as refused:
+        if word in ("conflict", "in_use", "too_large"):
+            with pytest.raises((IdempotencyConflictError, JobInUseError, InvalidArgumentError)) as refused:
                 decode(reply)
-            assert refused.value.job_id
+            assert word == "too_large" or refused.value.job_id
         else:
             decode(reply)
     if name != "prune_dead":
@@ -183,9 +183,10 @@ def job(key: str = "") -> calls.Reserved:
 
 def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, str], list[str]]]:
     """Every combination of options: the call, the KEYS it must have, the named ARGV, and the ARGV that repeat."""
-    for own, key, delay, hashed, check, expires, deadline, extra, now in itertools.product(
+    for own, key, payload, delay, hashed, check, expires, deadline, extra, now in itertools.product(
         (False, True),
         ("", "kk"),
+        ("pp", "x" * LARGE, "é" * (LARGE // 2 + 1)),
         (0, 77),
         ("", "hh"),
         (False, True),
@@ -199,7 +200,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 keys,
                 id="id-1",
                 nonce="nn",
-                payload="pp",
+                payload=payload,
                 max_attempts=4,
                 priority=6,
                 delay_ms=delay,
@@ -220,12 +221,13 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 **({} if delay else {"seq?": keys.seq}),
                 **({"events?": keys.events("id-1"), "dead?": keys.dead, "steps?": keys.steps("id-1")} if own else {}),
                 **({"idem?": keys.idem("kk")} if key else {}),
+                **({"config?": keys.config} if "é" in payload else {}),
             },
             {
                 "now": _opt(now),
                 "id": "id-1",
                 "nonce": "nn",
-                "payload": "pp",
+                "payload": payload,
                 "max_attempts": "4",
                 "priority": "6",
                 "delay_ms": str(delay),
@@ -261,7 +263,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
         )
     for flag in (False, True):
         yield (
-            calls.retry_dead(keys, "id-1", nonce="nn", max_attempts=4, keep_steps=flag, now=9),
+            calls.retry_dead(keys, "id-1", nonce="nn", max_attempts=4, given=not flag, keep_steps=flag, now=9),
             {
                 "job": keys.job("id-1"),
                 "events": keys.events("id-1"),
@@ -277,6 +279,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "nonce": "nn",
                 "max_attempts": "4",
                 "steps_ttl_ms": str(calls.STEPS_TTL_MS if flag else 0),
+                "given": str(int(not flag)),
             },
             [],
         )
@@ -294,7 +297,21 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
             [],
         )
     yield calls.prune_dead(keys), {"dead": keys.dead}, {"base": keys.base}, []
-    for again, stale, grace, bell in itertools.product((False, True), (None, 66), (None, 33), (False, True)):
+    yield (
+        calls.admit(keys, "id-1", "me"),
+        {
+            "owner": keys.owner("me"),
+            "ready": keys.ready,
+            "scheduled": keys.scheduled,
+            "signal": keys.signal,
+            "leases": keys.leases,
+        },
+        {"id": "id-1"},
+        [],
+    )
+    for again, stale, grace, bell, limited in itertools.product(
+        (False, True), (None, 66), (None, 33), (False, True), ("", "room")
+    ):
         yield (
             calls.reserve(
                 keys,
@@ -307,6 +324,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 again=again,
                 stale_at_ms=stale,
                 bell=bell,
+                limited=limited,
                 grace=grace,
                 max_bytes=99,
                 now=9,
@@ -320,6 +338,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "take": keys.take("wid"),
                 "config": keys.config,
                 "dead": keys.dead,
+                "room": keys.room,
             },
             {
                 "now": "9",
@@ -334,6 +353,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "bell": str(int(bell)),
                 "base": keys.base,
                 "max_bytes": "99",
+                "was_limited": limited or "0",
             },
             [],
         )
@@ -540,12 +560,25 @@ def test_constants_of_the_prelude_are_those_of_python() -> None:
     table = {row[0]: row[2] for row in KEY_TABLE}
     assert f"at most {int(found['SIGNAL_CAP']):,}" in table["signal"]
     assert int(found["USAGE_TTL"]) == USAGE_TTL_MS
+    assert int(found["LARGE"]) == LARGE
     assert found["LEASE_TEXT"] == "'Worker lease expired before the job finished'"  # the wire format's words
-    assert set(found) == {"RANK", "BATCH", "HOOK_ATTEMPTS", "SIGNAL_CAP", "LEASE_TEXT", "PEEK", "ELSEWHERE", "USAGE_TTL"}
+    assert set(found) == {
+        "RANK",
+        "BATCH",
+        "HOOK_ATTEMPTS",
+        "SIGNAL_CAP",
+        "LEASE_TEXT",
+        "PEEK",
+        "ELSEWHERE",
+        "USAGE_TTL",
+        "LARGE",
+        "PARKED",
+        "OWNER_TTL",
+    }
 
 
 COMMANDS = {
-    # command: what must follow its key
+    # command: a pattern of what must follow its key
     "DEL": "",
     "GET": "",
     "HDEL": "",
@@ -554,19 +587,24 @@ COMMANDS = {
     "INCR": "",
     "INCRBY": "",
     "LPUSH": "",
-    "LTRIM": ", 0, SIGNAL_CAP - 1",
+    "LTRIM": ", 0, (SIGNAL_CAP - 1|0)",
     "PERSIST": "",
     "PEXPIRE": "",
     "RPUSH": "",
     "SET": "",
     "TIME": None,
     "XADD": "",
-    "XREVRANGE": ", '+', '-', 'COUNT', 1",
+    "XREVRANGE": r", '\+', '-', 'COUNT', 1",
     "XTRIM": ", 'MINID'",
     "ZADD": "",
-    "ZPOPMIN": ", k)",
-    "ZRANGE": r", 0, (0|PEEK|BATCH|BATCH - 1)\b",
+    "ZCARD": "",
+    "ZCOUNT": r", '-inf', '\(0'",
+    "ZMSCORE": r", unpack\(ids\)",
+    "ZPOPMIN": r", wanted\)",
+    "ZRANGE": r", 0, (0|PEEK|BATCH|BATCH - 1|running\[owner\] - 1)(?!\w)",
+    "ZRANGEBYSCORE": r", '\(0', '\+inf', 'WITHSCORES', 'LIMIT', 0, PEEK\)",
     "ZREM": "",
+    "ZSCORE": "",
 }
 
 
@@ -581,16 +619,17 @@ def test_scripts_do_only_bounded_and_plain_things(name: str) -> None:
         assert command in COMMANDS, f"{command} is not among the known commands: is it bounded?"
         if COMMANDS[command]:
             after_key = re.sub(r"^, [^,]+", "", rest)
-            plain = COMMANDS[command].replace("'+'", r"'\+'").replace("k)", r"k\)")
-            assert re.match(plain, after_key), f"{command}{rest} has no bound"
+            assert re.match(COMMANDS[command] or "", after_key), f"{command}{rest} has no bound"
     for loop in re.findall(r"\b(?:while|for|repeat)\b.*", body):
         assert re.match(
-            r"for _, \w+ in ipairs\(|for \w+, \w+ in ipairs\(|for \w+ = \d+, (#\w+|math\.min\(times, BATCH\))|"
+            r"for _, \w+ in ipairs\(|for \w+, \w+ in i?pairs\(|for \w+ = \d+, (#\w+|math\.min\(times, BATCH\))|"
             r"while at <= #taken do",
             loop,
         ), f"is this loop bounded? {loop}"
     if name == "reserve":
         assert "k = math.min(k, BATCH)" in body
+        assert "wanted = cap and BATCH or allowed" in body
+        assert "allowed = math.min(k, left)" in body
 
 
 def test_the_protocol_imports_only_the_standard_library() -> None:
@@ -624,6 +663,8 @@ def test_the_key_table_is_what_the_scripts_create(lab: Lab) -> None:
         id = name.partition(":")[2]
         ended = statuses.get(f"job:{id}") in ("completed", "failed", "cancelled")
         match lives:
+            case "7 days":
+                assert 6 * 86_400_000 < ttl <= 7 * 86_400_000
             case "always" | "always; pruned with their records" | "pruned by readers":
                 assert ttl is None, name
             case "result_ttl or dead_ttl after the end" | "as the record":
@@ -652,7 +693,7 @@ FOLLOWED = {
     "release": {"steps:<id>", "hooks:<key>"},
     "settle": {"hooks:<key>"},
     "prune_dead": {"job:<id>"},
-    "reserve": {"job:<id>", "events:<id>", "idem:<key>", "steps:<id>", "hooks:<key>"},
+    "reserve": {"job:<id>", "events:<id>", "idem:<key>", "steps:<id>", "owner:<owner>", "hooks:<key>"},
 }
 
 

@@ -202,7 +202,7 @@ def test_a_reserve_that_comes_late_takes_nothing(lab: Lab) -> None:
     lab.enqueue()
     late = lab.reserve_call(stale_at_ms=lab.now + 1000)
     lab.now += 1001
-    call = Call((*late.args[:9], str(lab.now), *late.args[10:]), late.decode, late.script)
+    call = Call((*late.args[:10], str(lab.now), *late.args[11:]), late.decode, late.script)
     answer = unchanged(lab, call)
     assert answer.stale
     assert answer.jobs == []

@@ -704,12 +704,12 @@ def test_a_release_can_pause_the_queue_and_a_pause_never_shortens(lab: Lab) -> N
     a.release(pause_ms=5000)
     b.release(pause_ms=2000)
     answer = lab.reserve(9)
-    assert (answer.jobs, answer.limited, answer.hint_ms) == ([], True, 5000)
+    assert (answer.jobs, answer.limited, answer.hint_ms) == ([], "paused", 5000)
     lab.now += 4999
     assert lab.reserve(9).limited
     c.release(pause_ms=100)
     lab.now += 1
-    assert (lab.reserve(9).limited, lab.reserve(9).hint_ms) == (True, 99)
+    assert (lab.reserve(9).limited, lab.reserve(9).hint_ms) == ("paused", 99)
     lab.now += 99
     assert [job.id for job in lab.take(9)] == ["a", "b", "c"]
 
@@ -719,10 +719,10 @@ def test_a_paused_queue_still_promotes_and_reclaims(lab: Lab) -> None:
     lab.running("pauses").release(pause_ms=10_000_000)
     lab.enqueue("due", delay_ms=50)
     answer = lab.reserve(9)
-    assert (answer.limited, answer.hint_ms) == (True, 50)
+    assert (answer.limited, answer.hint_ms) == ("paused", 50)
     lab.now += 50
     answer = lab.reserve(9)
-    assert (answer.limited, answer.jobs) == (True, [])
+    assert (answer.limited, answer.jobs) == ("paused", [])
     assert lab.where("due") == ["ready"]
 
 

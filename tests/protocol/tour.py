@@ -110,3 +110,26 @@ def tour(lab: Lab) -> None:
     lab.enqueue("stays", delay_ms=5000)
     lab.enqueue("waiting", own=False, key="k7")
     lab.send(calls.seen(keys, "w", "here"))
+
+    # limits: an owner's cap holds back, lets in, outlives a foreign end and a crash; concurrency, rate, large payloads
+    lab.raw("DEL", keys.ready, keys.leases)
+    rules = {"concurrency": 3, "rate": 10, "interval": 1000, "burst": 3, "ownerCap": 1, "maxAttempts": 1}
+    lab.raw("HSET", keys.config, *(part for pair in rules.items() for part in pair), "leaseMs", LEASE)
+    lab.enqueue("large", own=False, payload="x" * 20_000)
+    for id in ("o1", "o2", "o3", "o4"):
+        lab.enqueue(id, extra=[("owner", "me")])
+    large, o1 = lab.take(3)
+    o1.complete()
+    assert lab.send(calls.admit(keys, "o1", "me"))
+    lab.now += 1000
+    lab.one("o2", limited="room")
+    lab.raw("ZREM", keys.leases, "o2")
+    lab.raw("ZADD", keys.scheduled, 1, "o3")
+    lab.one("o3")
+    lab.lapse()
+    lab.reserve(0)
+    large.complete()
+    lab.now += 1000
+    lab.enqueue("owned", extra=[("owner", "you")])
+    lab.take(1)
+    lab.enqueue("much-later", delay_ms=5000)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Progress,
         Restarted,
     )
+    from .rules import Rules
 
 __version__ = "0.1.0"
 
@@ -88,6 +89,7 @@ __all__ = [
     "ReplyShapeError",
     "Restarted",
     "RetryJobError",
+    "Rules",
     "ServerError",
     "Stats",
     "StepValueError",
@@ -101,6 +103,7 @@ _LAZY = {
     **dict.fromkeys(("AsyncClient", "AsyncJobs"), "aio"),
     **dict.fromkeys(("Cancelled", "Chunk", "Completed", "Data", "Event", "EventPage", "Failed"), "events"),
     **dict.fromkeys(("Gap", "Progress", "Restarted"), "events"),
+    "Rules": "rules",
 }
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .events import Completed, Event, EventPage
     from .protocol import Tail
     from .queue import Queue
+    from .rules import RuleChanges, Rules
 
 __all__ = ["ClientBase", "Follow", "JobsBase", "outcome", "page"]
 
@@ -135,6 +136,8 @@ class JobsBase(Generic[P, R]):
         extra: list[tuple[str, str]] = []
         if owner is not None:
             extra.append(("owner", check_id(owner, "owner")))
+        if max_attempts is not None:
+            extra.append(("attemptsGiven", "1"))
         if timeout is not None:
             extra.append(("timeoutMs", str(to_ms(timeout, "timeout", least=0.001))))
         if result_ttl is not None:
@@ -188,12 +191,33 @@ class JobsBase(Generic[P, R]):
             self._keys,
             check_id(id),
             nonce=os.urandom(12).hex(),
+            given=max_attempts is not None,
             max_attempts=check_count(attempts, "max_attempts", most=1_000_000),
             keep_steps=keep_steps,
         )
 
     def _usage(self, days: int) -> calls.Plan[dict[str, dict[str, float]]]:
         return calls.usage(self._keys, check_count(days, "days", most=400))
+
+    def _rules(self) -> Call[Rules]:
+        from .rules import read
+
+        return read(self._keys)
+
+    def _set_rules(self, given: RuleChanges) -> calls.Plan[None]:
+        from .rules import changes, set_rules
+
+        return set_rules(self._keys, changes(given))
+
+    def _pause(self, duration: Duration | None) -> calls.Plan[None]:
+        from .rules import pause
+
+        return pause(self._keys, None if duration is None else to_ms(duration, "duration"))
+
+    def _resume(self) -> calls.Plan[None]:
+        from .rules import resume
+
+        return resume(self._keys)
 
     def _dead(self, count: int) -> calls.Plan[list[str]]:
         return calls.dead(self._keys, check_count(count, "count", most=10_000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from functools import cached_property
 from time import sleep
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ._base import (
     CANCELLED,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .events import Event, EventPage
     from .queue import Queue
     from .records import Enqueued, Job, Stats
+    from .rules import RuleChanges, Rules
 
 __all__ = ["Client", "Jobs"]
 
@@ -297,6 +298,29 @@ class Jobs(JobsBase[P, R]):
     def stats(self) -> Stats:
         """How many jobs are waiting, scheduled, active and dead, and since when the oldest one waits."""
         return drive(self._transport, calls.stats(self._keys))
+
+    def rules(self) -> Rules:
+        """The queue's rules in the database, its pauses among them."""
+        return self._transport.send(self._rules())
+
+    def set_rules(self, **changes: Unpack[RuleChanges]) -> None:
+        """Set rules of the queue: of all its producers and workers, over what their code declares.
+
+        See `Rules` for what there is; None removes a rule, and what is left out stays. Running workers obey from their
+        next take on. `max_payload` is at least 16 KiB.
+        """
+        drive(self._transport, self._set_rules(changes))
+
+    def pause(self, duration: Duration | None = None) -> None:
+        """Let workers take no more jobs of this queue, for `duration` seconds or until resume(). What runs goes on.
+
+        A pause never shortens one that is set.
+        """
+        drive(self._transport, self._pause(duration))
+
+    def resume(self) -> None:
+        """End every pause of the queue, those that providers asked for too. Idle workers learn of it at once."""
+        drive(self._transport, self._resume())
 
     def usage(self, days: int = 30) -> dict[str, dict[str, float]]:
         """What the queue's jobs used on each of the last `days` on which they did: 2026-11-30 (UTC) to counters.

@@ -76,9 +76,9 @@ class Attempt:
         self._queue = intake.registration.queue
         self._loop = asyncio.get_running_loop()
         self.signal = JobSignal()
-        self._lease = Lease(
-            intake.keys, job, ms=self._registration.lease_ms, beat=self._registration.beat, report=self._held
-        )
+        self._terms = intake.terms
+        lease_ms = intake.lease_ms
+        self._lease = Lease(intake.keys, job, ms=lease_ms, beat=self._registration.beat(lease_ms), report=self._held)
         self._output = Output(
             engine.transport,
             self._lease,
@@ -167,6 +167,10 @@ class Attempt:
                 return _Outcome("settle", "failed", f"JobExpiredError: the job {what} before it could start")
         if (over := self._usage.exceeded()) is not None:
             return _Outcome("settle", "failed", policy.error_text(over))
+        limit = self._terms.max_payload
+        if limit is not None and len(job.payload) > limit // 4 and (size := len(job.payload.encode())) > limit:
+            refusal = f"InvalidArgumentError: the payload has {size} bytes of JSON; the queue's limit is {limit}"
+            return _Outcome("settle", "failed", refusal)
         try:
             payload = self._queue.decode_payload(job.payload)
         except Exception as error:
@@ -174,7 +178,7 @@ class Attempt:
             logger.error("job %r of queue %r cannot run: %s", job.id, self._queue.name, text)
             self._tell(error, None)
             return _Outcome("settle", "failed", text)
-        timeout_ms = self._queue.timeout_ms if job.timeout_ms is None else job.timeout_ms
+        timeout_ms = job.timeout_ms or self._terms.timeout_ms or self._queue.timeout_ms
         if job.deadline_at_ms is not None:
             timeout_ms = min(timeout_ms, job.deadline_at_ms - now)
         self._lease.until = time.monotonic() + timeout_ms / 1000
@@ -354,17 +358,25 @@ class Attempt:
                 logger.warning("job %r: its last text could not be written: %s", self.job.id, error)
         await self._output.close(WIND_DOWN)
         await self._steps.close(WIND_DOWN)
-        if outcome.pause_ms is None:
+        if outcome.pause_ms is None and self._terms.concurrency is None:
             self._free()  # the next reserve leaves in the same write as the settle; a pause has to be there before it
         answer = await self._send(outcome)
         if answer == "lost":
             self._log_lost(outcome)
         elif answer == "scheduled":
             self._intake.due_in(outcome.delay_ms / 1000)
+        if self._terms.owner_cap is not None and self.job.owner is not None:
+            self._engine.aside(self._admit(self.job.owner))
+
+    async def _admit(self, owner: str) -> None:
+        try:
+            await self._engine.transport.send(calls.admit(self._intake.keys, self.job.id, owner))
+        except OutlastError as error:
+            self._engine.trouble(error)  # it comes to its turn within the hour
 
     def _call_of(self, outcome: _Outcome) -> Call[Any]:
         job, queue, keys = self.job, self._queue, self._intake.keys
-        result_ttl = job.result_ttl_ms or queue.result_ttl_ms
+        result_ttl = job.result_ttl_ms or self._terms.result_ttl_ms or queue.result_ttl_ms
         count, used = self._output.count, self._usage.used(self._engine.clock.now_ms())
         match outcome.kind:
             case "retry":

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,6 +20,7 @@ from outlast import __version__
 from outlast.errors import AuthError, ConfigurationError, OutlastError, StoreFullError
 from outlast.protocol import calls
 from outlast.protocol.calls import Call
+from outlast.rules import Rules, read
 
 from .attempt import WIND_DOWN, Attempt
 from .intake import FULL_PAUSE, Bells, Clock, Intake, time_call
@@ -53,6 +55,7 @@ class Settings:
     emit_interval: float
     is_retryable: Callable[[BaseException], bool]
     on_error: Callable[[BaseException, Any], object] | None
+    require_queue: bool = False
 
     def __repr__(self) -> str:
         return f"Settings({self.name!r})"  # the URL may hold a password
@@ -84,6 +87,7 @@ class Engine:
         """Set after the first try to connect, whatever came of it."""
         self.handed_back = 0
         self._intakes = [Intake(self, registration) for registration in registrations]
+        self._rules: list[Rules] = []
         self._bells: list[Bells] = []
         self._burst = burst
         self._stop = asyncio.Event()
@@ -97,6 +101,11 @@ class Engine:
         self._since = 0
 
     # -- what intakes and attempts use -------------------------------------------------------------------------------
+
+    @property
+    def shared(self) -> bool:
+        """Whether a slot that one queue frees may go to another."""
+        return len(self._intakes) > 1
 
     def free_slots(self) -> int:
         if self.stopping or self.loop.time() < self._full_until:
@@ -172,13 +181,13 @@ class Engine:
     def _open_ears(self) -> None:
         for bells in self._bells:
             if any(bells.needs_waking(intake) for intake in self._intakes):
-                self._aside(bells.wake())
+                self.aside(bells.wake())
 
     def _end_burst(self) -> None:
         if self._burst and not self._attempts and not self.booked and all(intake.drained for intake in self._intakes):
             self.stop()
 
-    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+    def aside(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work, name="outlast aside")
         self._asides.add(task)
         task.add_done_callback(self._asides.discard)
@@ -237,6 +246,7 @@ class Engine:
             try:
                 # On the connection that will wait for doorbells.
                 self.clock.observe(await self.transport.send(time_call(), block=0))
+                await self._read_rules()
                 return
             except (AuthError, ConfigurationError, TlsError):
                 raise  # waiting does not help
@@ -246,9 +256,25 @@ class Engine:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, 2.0)
 
+    async def _read_rules(self) -> None:
+        self._rules = await self.transport.send_many([read(intake.keys) for intake in self._intakes])
+        for intake, rules in zip(self._intakes, self._rules, strict=True):
+            keys = intake.keys
+            if self.settings.require_queue and rules.set_at is None and keys.name == keys.tag:
+                raise ConfigurationError(
+                    f"queue {keys.name!r} was never set up in this database, and this worker has require_queue=True; "
+                    f"run: outlast queue set {shlex.quote(intake.registration.queue.name)}"
+                )
+            intake.obey(rules)
+            self.block = min(self.block, intake.lease_ms / 2000)
+
     async def _work(self) -> None:
         self._since = self.clock.now_ms()
-        logger.info("worker %s takes jobs of %s", self.settings.name, ", ".join(x.keys.name for x in self._intakes))
+        queues = [
+            f"{intake.keys.name} ({intake.registration.slots} at a time here; {rules})"
+            for intake, rules in zip(self._intakes, self._rules, strict=True)
+        ]
+        logger.info("worker %s takes jobs of %s", self.settings.name, ", ".join(queues))
         for intake in self._intakes:
             self._run(intake.run(), f"intake {intake.keys.name}")
             intake.wake.set()
@@ -299,7 +325,7 @@ class Engine:
             intake.wake.set()
         if self._core:
             # Deaf to doorbells from now on; cancels still come through while jobs run.
-            self._aside(self._wake_bells())
+            self.aside(self._wake_bells())
             await self._drain()
         self.drained = True
         await self._end(self._core | self._asides, after=self._wake_bells())

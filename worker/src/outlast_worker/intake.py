@@ -16,6 +16,8 @@ from outlast.protocol.calls import CTL_TTL_MS, Call, Reservation, items, number,
 from .attempt import Attempt
 
 if TYPE_CHECKING:
+    from outlast.rules import Rules
+
     from .engine import Engine
     from .registration import Registration
 
@@ -29,6 +31,8 @@ MOST = 100
 """Jobs taken by one call."""
 FULL_PAUSE = 5.0
 """Seconds for which nothing is taken after the database had no memory for a write: what runs must end first."""
+QUIET = 10
+"""Blocks after which a queue that is paused or at its rate is looked at all the same."""
 RETRY_BLOCKING = 60.0
 """Seconds after which a server that refuses blocking reads is asked again."""
 
@@ -62,7 +66,8 @@ class Intake:
 
     - After a take that filled every free slot there may be more: the next one goes out when a slot is free (`hungry`).
     - Otherwise the doorbell covers what is enqueued, and a local timer what becomes due.
-    - A limited (paused) queue gives nothing before its hint has passed: only the timer counts.
+    - A queue that is limited gives nothing. When its pause or its rate ends is known, so only the timer counts; that a
+      job elsewhere has ended, or a pause was lifted, shows in its list `room`.
     """
 
     def __init__(self, engine: Engine, registration: Registration) -> None:
@@ -72,7 +77,8 @@ class Intake:
         self.attempts: dict[tuple[str, str], Attempt] = {}
         self.running = 0
         self.hungry = True
-        self.limited = False
+        self.limited: calls.Limited = ""
+        self.terms = calls.Terms()
         self.drained = False
         """Whether the latest take found nothing more that can run now."""
         self.bell = False
@@ -94,13 +100,31 @@ class Intake:
         return max(0, min(self.registration.slots - self.running - self._booked, self._engine.free_slots()))
 
     @property
-    def listens(self) -> bool:
-        """Whether a doorbell would be of use."""
-        return not (self.hungry or self.limited or self.stopped) and self.free > 0
+    def ear(self) -> str | None:
+        """The list that would be of use, if any."""
+        if self.stopped or self.free == 0:
+            return None
+        return self.keys.room if self.limited else None if self.hungry else self.keys.signal
+
+    @property
+    def lease_ms(self) -> int:
+        return self.terms.lease_ms or self.registration.lease_ms
 
     def release_slot(self) -> None:
         self.running -= 1
+        if self.terms.concurrency is not None:
+            self.hungry = self.hungry or self.limited == "room"
+            if self._engine.stopping or self._engine.shared:
+                self._engine.aside(self.make_room())  # this worker may not use it
         self._engine.slot_freed()
+
+    def obey(self, rules: Rules) -> None:
+        """What the queue's rules are before the first take."""
+        lease, timeout, result_ttl = (
+            None if seconds is None else round(seconds * 1000)
+            for seconds in (rules.lease, rules.timeout, rules.result_ttl)
+        )
+        self.terms = calls.Terms(lease, timeout, result_ttl, rules.max_payload, rules.concurrency, rules.owner_cap)
 
     def due_in(self, seconds: float) -> None:
         """Look again then: something becomes due."""
@@ -130,6 +154,8 @@ class Intake:
                 self.looked.set()
             if self.bell:
                 await self.ring()
+            if self.limited:
+                await self.make_room()
         finally:
             self.stopped = True
             self.looked.set()
@@ -143,6 +169,8 @@ class Intake:
         self.bell = self.due = False
         if k == 0 and not due:
             self.hungry = True
+            if self.limited == "room":
+                await self.make_room()
             if bell:  # it came while the last slot was filled; somebody else may have one
                 await self.ring()
             return
@@ -155,6 +183,7 @@ class Intake:
             engine.booked -= k
         if answer is None:
             return
+        self.terms = answer.terms or self.terms
         for job in answer.jobs:
             self._begin(Attempt(engine, self, job))
         taken = len(answer.jobs)
@@ -185,6 +214,13 @@ class Intake:
         except OutlastError as error:
             self._engine.trouble(error)
 
+    async def make_room(self) -> None:
+        """Wake another worker that waits for a limit of the queue."""
+        try:
+            await self._engine.transport.send_many(calls.make_room(self.keys))
+        except OutlastError as error:
+            self._engine.trouble(error)
+
     async def _reserve(self, k: int, bell: bool) -> Reservation | None:
         """Take, and repeat until it is known what was taken. None: the worker stops, or the server refused."""
         engine, queue = self._engine, self.registration.queue
@@ -197,12 +233,13 @@ class Intake:
                 worker=engine.id,
                 request=self._request,
                 k=k,
-                lease_ms=self.registration.lease_ms,
+                lease_ms=self.lease_ms,
                 result_ttl_ms=queue.result_ttl_ms,
                 dead_ttl_ms=queue.dead_ttl_ms,
                 again=again,
                 stale_at_ms=stale_at,
                 bell=bell,
+                limited=self.limited,
             )
             try:
                 answer = await engine.transport.send(call)
@@ -244,15 +281,16 @@ class Bells:
     def __init__(self, engine: Engine, intakes: Sequence[Intake]) -> None:
         self._engine = engine
         self._intakes = list(intakes)
-        self._heard: set[Intake] | None = None
+        self._heard: dict[Intake, str | None] | None = None
+        self._quiet = 0
         self._woken = False
         self._polls_until = 0.0
 
     def needs_waking(self, intake: Intake) -> bool:
-        """Whether the read in flight is deaf to a queue whose doorbell would be of use."""
-        if self._heard is None or self._woken:
+        """Whether the read in flight is deaf to what would be of use to a queue."""
+        if self._heard is None or self._woken or intake not in self._heard:
             return False
-        return intake in self._intakes and intake not in self._heard and intake.listens
+        return intake.ear is not None and intake.ear != self._heard[intake]
 
     async def wake(self) -> None:
         """End the read in flight."""
@@ -278,12 +316,11 @@ class Bells:
         while not self._engine.drained:
             if time.monotonic() < self._polls_until:
                 await asyncio.sleep(self._engine.poll * random.uniform(0.9, 1.1))
-                await self._look([intake for intake in self._intakes if intake.free and not intake.limited])
+                await self._look([intake for intake in self._worth_a_look() if intake.free])
                 continue
-            listening = [intake for intake in self._intakes if intake.listens]
-            keys = [intake.ctl for intake in self._intakes] + [intake.keys.signal for intake in listening]
+            self._heard = {intake: intake.ear for intake in self._intakes}
+            keys = [intake.ctl for intake in self._intakes] + [ear for ear in self._heard.values() if ear is not None]
             self._intakes.append(self._intakes.pop(0))  # the next read has another queue in front
-            self._heard = set(listening)
             try:
                 answer = await self._engine.transport.send(_blpop(keys, self._engine.block), block=self._engine.block)
             except TransportError as error:
@@ -302,9 +339,14 @@ class Bells:
                 self._heard, self._woken = None, False
             pause = 0.1
             if answer is None:
-                await self._look(self._intakes)
+                await self._look(self._worth_a_look())
             else:
                 await self._hear(*answer)
+
+    def _worth_a_look(self) -> list[Intake]:
+        # A pause costs nothing to wait for: its end is known, or room is made. Tokens can get lost, though.
+        self._quiet = (self._quiet + 1) % QUIET
+        return [intake for intake in self._intakes if intake.limited in ("", "room") or self._quiet == 0]
 
     async def _hear(self, key: str, value: str) -> None:
         for intake in self._intakes:
@@ -313,6 +355,11 @@ class Bells:
                     await intake.ring()
                     return
                 intake.bell = True
+                await self._look([intake], due=False)
+                return
+            if key == intake.keys.room:
+                if intake.stopped:
+                    await intake.make_room()
                 await self._look([intake], due=False)
                 return
             if key == intake.ctl and value != ".":

@@ -52,11 +52,17 @@ class Registration:
         self.concurrency = concurrency
         self.slots = concurrency or 1
         self.lease_ms = queue.lease_ms if lease is None else to_ms(lease, "lease", least=0.1, most=86_400)
-        self.beat = (
-            min(self.lease_ms / 4000, MAX_BEAT)
+        self._heartbeat = (
+            None
             if heartbeat is None
             else check_heartbeat(heartbeat, self.lease_ms, f"the lease of queue {queue.name!r}")
         )
+
+    def beat(self, lease_ms: int) -> float:
+        """Seconds between renewals of a lease: its own, or that of a rule of the queue."""
+        if self._heartbeat is not None and self._heartbeat * 2000 <= lease_ms:
+            return self._heartbeat
+        return min(lease_ms / 4000, MAX_BEAT)
 
     def keys(self, prefix: str) -> Keys:
         return Keys(prefix + self.queue.name)

@@ -54,6 +54,8 @@ class Worker:
     - `on_error`: called with each error and the job's context, or None for troubles of the worker itself.
     - `emit_interval` (0.05 s): the least time between two writes of a job's streamed text.
     - `namespace`: as the clients' (OUTLAST_NAMESPACE). `name`: shown in the list of workers (host:pid).
+    - `require_queue`: refuse to start (ConfigurationError) for a queue whose rules were never set in the database, by
+      ``outlast queue set``. Rules that are there count over `lease` and over what the queue declares.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Worker:
         emit_interval: Duration = 0.05,
         namespace: str | None = None,
         name: str | None = None,
+        require_queue: bool = False,
     ) -> None:
         if concurrency is not None:
             check_count(concurrency, "concurrency", most=MAX_CONCURRENCY)
@@ -81,6 +84,7 @@ class Worker:
         self.grace = None if grace is None else _seconds(grace, "grace", least=0)
         self.namespace = namespace
         self.name = name
+        self.require_queue = require_queue
         self._lease = lease
         self._heartbeat = heartbeat
         self._poll = _seconds(poll, "poll")
@@ -245,6 +249,7 @@ class Worker:
             emit_interval=self._emit_interval,
             is_retryable=self._is_retryable,
             on_error=self._on_error,
+            require_queue=self.require_queue,
         )
 
 

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from .._checks import is_dict
-from ..errors import IdempotencyConflictError, JobInUseError, ReplyShapeError
+from ..errors import IdempotencyConflictError, InvalidArgumentError, JobInUseError, ReplyShapeError
 from ..records import Enqueued, Job, JobStatus, Stats
-from .keys import RANK, Keys
+from .keys import LARGE, RANK, Keys
 from .scripts import Script
 
 if TYPE_CHECKING:
@@ -27,11 +27,15 @@ __all__ = [
     "Plan",
     "Reservation",
     "Reserved",
+    "Terms",
+    "Used",
+    "admit",
     "cancel",
     "dead",
     "enqueue",
     "flush",
     "get",
+    "make_room",
     "prune_dead",
     "release",
     "renew",
@@ -153,7 +157,7 @@ def _flag(value: bool) -> str:
 
 _ENQUEUE = Script(
     "enqueue",
-    "job signal lane seq? events? dead? steps? idem?",
+    "job signal lane seq? events? dead? steps? idem? config?",
     "now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...",
 )
 
@@ -189,6 +193,8 @@ def enqueue(
         names.append(keys.idem(key))
         if payload_hash:
             extra = (*extra, ("payloadHash", payload_hash))
+    if len(payload) > LARGE or (not payload.isascii() and len(payload.encode()) > LARGE):
+        names.append(keys.config)
 
     def decode(reply: Any) -> Enqueued:
         match items(reply):
@@ -210,6 +216,11 @@ def enqueue(
                             f"id={id!r} is a job that is still {answer}; cancel it or wait for its end, "
                             "or leave the id out",
                             id,
+                        )
+                    case "too_large":
+                        raise InvalidArgumentError(
+                            f"the payload has more bytes of JSON than queue {keys.name!r} allows, {answer}: store it "
+                            "elsewhere and pass a reference, or raise the limit (outlast queue set --max-payload)"
                         )
                     case _:
                         pass
@@ -269,17 +280,29 @@ def cancel(
     )
 
 
-_RETRY_DEAD = Script("retry_dead", "job events dead ready seq signal steps", "now id nonce max_attempts steps_ttl_ms")
+_RETRY_DEAD = Script(
+    "retry_dead", "job events dead ready seq signal steps", "now id nonce max_attempts steps_ttl_ms given"
+)
 
 
 def retry_dead(
-    keys: Keys, id: str, *, nonce: str, max_attempts: int, keep_steps: bool = True, now: int | None = None
+    keys: Keys,
+    id: str,
+    *,
+    nonce: str,
+    max_attempts: int,
+    given: bool = False,
+    keep_steps: bool = True,
+    now: int | None = None,
 ) -> Call[bool]:
-    """Put a dead job back. True exactly for the call that did it, and for repeats of that call."""
+    """Put a dead job back. True exactly for the call that did it, and for repeats of that call.
+
+    `given`: the caller named `max_attempts`, so that no rule of the queue replaces it.
+    """
     names = (keys.job(id), keys.events(id), keys.dead, keys.ready, keys.seq, keys.signal, keys.steps(id))
     known = _word("waiting", "not_dead")
     return Call(
-        ("7", *names, _now(now), id, nonce, str(max_attempts), str(STEPS_TTL_MS if keep_steps else 0)),
+        ("7", *names, _now(now), id, nonce, str(max_attempts), str(STEPS_TTL_MS if keep_steps else 0), _flag(given)),
         lambda reply: known(reply) == "waiting",
         _RETRY_DEAD,
     )
@@ -467,24 +490,41 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What the queue's rules say to workers. None: there is no such rule."""
+
+    lease_ms: int | None = None
+    timeout_ms: int | None = None
+    result_ttl_ms: int | None = None
+    max_payload: int | None = None
+    concurrency: int | None = None
+    owner_cap: int | None = None
+
+
+Limited = Literal["", "paused", "rate", "room"]
+
+
+@dataclass(frozen=True, slots=True)
 class Reservation:
     """The answer of reserve. `hint_ms`: until something becomes due; 0 call again; -1 nothing is known.
 
-    `limited`: nothing may be taken before the hint has passed, so the doorbell means nothing till then.
-    `stale`: the request came later than it allowed itself and took nothing.
+    `limited`: why nothing more may be taken, so that the doorbell means nothing: until the hint has passed (paused,
+    rate), or a job anywhere has ended (room). `terms`: None says nothing new. `stale`: the request came later than it
+    allowed itself and took nothing.
     """
 
     jobs: list[Reserved]
     hint_ms: int
-    limited: bool
+    limited: Limited
     server_now_ms: int
+    terms: Terms | None = None
     stale: bool = False
 
 
 _RESERVE = Script(
     "reserve",
-    "ready scheduled leases signal seq take config dead",
-    "now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes",
+    "ready scheduled leases signal seq take config dead room",
+    "now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes was_limited",
 )
 
 
@@ -505,6 +545,7 @@ def reserve(
     again: bool = False,
     stale_at_ms: int | None = None,
     bell: bool = False,
+    limited: Limited = "",
     grace: int | None = None,
     max_bytes: int = 6 * 1024 * 1024,
     now: int | None = None,
@@ -514,6 +555,7 @@ def reserve(
     At most 100 are taken; if more were asked for and more may be had, the hint is 0. A send that may arrive late
     carries `stale_at_ms` on the server's clock. A repeat of a request whose reply was lost has the same `request` and
     `again`, waits until that time has passed, and carries a new one: it takes jobs if the first send took none.
+    `limited` is what this worker's last reservation said.
     """
     token = f"{worker}:{request}"
     names = (
@@ -525,6 +567,7 @@ def reserve(
         keys.take(worker),
         keys.config,
         keys.dead,
+        keys.room,
     )
 
     def optional(value: Any) -> int | None:
@@ -558,16 +601,22 @@ def reserve(
 
     def decode(reply: Any) -> Reservation:
         match items(reply):
-            case [code, at, hint, limited, *jobs] if text(code) == "ok":
-                return Reservation([job(items(row)) for row in jobs], number(hint), text(limited) == "1", number(at))
+            case [code, at, hint, why, rules, *jobs] if text(code) == "ok" and text(why) in _LIMITED:
+                return Reservation(
+                    [job(items(row)) for row in jobs],
+                    number(hint),
+                    _LIMITED[text(why)],
+                    number(at),
+                    Terms(*(optional(rule) for rule in items(rules))) if rules else None,
+                )
             case [code, at] if text(code) == "stale":
-                return Reservation([], 0, False, number(at), stale=True)
+                return Reservation([], 0, "", number(at), stale=True)
             case _:
                 raise ReplyShapeError("reserve answered with something else than jobs")
 
     return Call(
         (
-            "8",
+            "9",
             *names,
             _now(now),
             token,
@@ -581,12 +630,37 @@ def reserve(
             _flag(bell),
             keys.base,
             str(max_bytes),
+            limited or "0",
         ),
         decode,
         _RESERVE,
         # A bare resend could take a second batch; the worker repeats by itself, with `again`.
         replayable=again,
     )
+
+
+_LIMITED: dict[str, Limited] = {"0": "", "paused": "paused", "rate": "rate", "room": "room"}
+
+_ADMIT = Script("admit", "owner ready scheduled signal leases", "id")
+
+
+def admit(keys: Keys, id: str, owner: str) -> Call[bool]:
+    """A job of an owner under a cap has ended: the next one that was held back may come to its turn."""
+    known = _word("admitted", "none")
+    return Call(
+        ("5", keys.owner(owner), keys.ready, keys.scheduled, keys.signal, keys.leases, id),
+        lambda reply: known(reply) == "admitted",
+        _ADMIT,
+        # A repeat lets in one more, which reserve holds back again.
+    )
+
+
+def make_room(keys: Keys) -> list[Call[None]]:
+    """Wake one of the workers that wait for a limit; if it does not need the room, it wakes the next."""
+    return [
+        Call(("LPUSH", keys.room, "1"), lambda _: None),
+        Call(("LTRIM", keys.room, "0", "0"), lambda _: None),
+    ]
 
 
 Held = Literal["ok", "cancel", "lost"]

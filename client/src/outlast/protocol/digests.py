@@ -1,15 +1,16 @@
 """SHA-1 of each script as the server names it. Written by ``scripts/digests``; a test compares."""
 
 DIGESTS: dict[str, str] = {
-    "cancel": "80d70ee4218a48868b65a9b5f521e51d4601041a",
-    "enqueue": "a8fed8ef5d07ab5f7a11fe098275944bd8aa99f4",
-    "flush": "0e8309dab25b4698c2d201c04fde801eef85998d",
-    "prune_dead": "26568b66799b8f91b3f628986f95e6391a0ffff9",
-    "release": "f336ce7844580601820fb0a0e6ff18140cb2d265",
-    "renew": "ae9d75d2e14c62dca522645f47bcf3128aa6dab0",
-    "reserve": "17c33c5f891d7b2dd4523994c32352617e4ad1e4",
-    "retry": "3d4286317c08c18f9d17a921f17e5ca8fb9c8a74",
-    "retry_dead": "f0755989d9a9005b2996fd3dd3ff2d0bba970486",
-    "settle": "2e9247b656d6e5f4cb7c264ac6088e774531f101",
-    "step": "c83d603e8a7badeed194ec3c0511ea1d6b4a41ea",
+    "admit": "1517a96d19ad4b20e9627101af30940c7086b4f4",
+    "cancel": "336fc418644a05097f3064cd219e22c732d14530",
+    "enqueue": "c00ec1eaf9a73727a17148da99c621b0a5513b1e",
+    "flush": "a7ffbf3f00321de6c53814abbe49518897c3f815",
+    "prune_dead": "181595c16b85391a2063c435c0124590b1bebcc1",
+    "release": "0c4d35fbbcd643df94c7632a94b7201c7e79daa7",
+    "renew": "cef59c8792abecb64ac426e53305581878e2ed5d",
+    "reserve": "0b7dcb0ea7ed6f0f561ef69ed6b336e4c02afaf6",
+    "retry": "8c32bf1130566233d378c7f8c5c746c23946a78e",
+    "retry_dead": "a432f7e660769ee0bc46449d98c5c88b5d62a0b5",
+    "settle": "8cd1ccb420360db4427221e49ce1e04bc258725a",
+    "step": "80a3747acd69b80f07e72da2e8d879a186381b0c",
 }

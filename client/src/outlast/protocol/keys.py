@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BATCH", "KEY_TABLE", "RANK", "Keys"]
+__all__ = ["BATCH", "KEY_TABLE", "LARGE", "RANK", "Keys"]
 
 RANK = 10**13
 """Width of a priority's band in `ready`: far more than `seq` can count."""
 BATCH = 100
 """What one call promotes, reclaims, takes or prunes at most. A call that did so many asks to be called again."""
+
+LARGE = 16_384
+"""Bytes of a payload from which on enqueue looks up the queue's limit: below, that would cost more than it saves."""
 
 KEY_TABLE = (
     # name, type, holds, lives
@@ -36,7 +39,9 @@ KEY_TABLE = (
         "the id of the job that holds the idempotency key",
         "idempotency_ttl after completion",
     ),
-    ("config", "hash", "rules of the queue: pausedUntil", "always"),
+    ("config", "hash", "rules of the queue, its pauses, and when its rate allows the next start", "always"),
+    ("room", "list", "wakes workers that wait for a limit; at most one token", "always"),
+    ("owner:<owner>", "zset", "under a cap: what runs at -(time of take), what is held back at its rank", "7 days"),
     ("usage:<day>", "hash", "what the queue's jobs used on a day (UTC), by counter", "400 days"),
     ("workers", "hash", "worker id to when and where it was last seen", "pruned by readers"),
     ("take:<worker>", "string", "what the worker's latest reserve took, for a repeat of it", "2 x lease"),
@@ -59,6 +64,7 @@ class Keys:
         "leases",
         "name",
         "ready",
+        "room",
         "scheduled",
         "seq",
         "signal",
@@ -79,6 +85,7 @@ class Keys:
         self.seq = base + "seq"
         self.signal = base + "signal"
         self.config = base + "config"
+        self.room = base + "room"
         self.workers = base + "workers"
 
     def job(self, id: str) -> str:
@@ -98,6 +105,9 @@ class Keys:
 
     def usage(self, day: str) -> str:
         return f"{self.base}usage:{day}"
+
+    def owner(self, owner: str) -> str:
+        return f"{self.base}owner:{owner}"
 
     def take(self, worker: str) -> str:
         return f"{self.base}take:{worker}"

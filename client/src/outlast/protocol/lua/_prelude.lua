@@ -6,6 +6,9 @@ local SIGNAL_CAP = 1000
 local BATCH = 100
 local USAGE_TTL = 34560000000 -- 400 days
 local HOOK_ATTEMPTS = '100' -- the delivery handler ends its attempts before
+local LARGE = 16384 -- bytes of a payload from which on the queue's limit is looked up
+local PARKED = 3600000 -- after this a job that its owner's cap holds back shows up again, whoever works then
+local OWNER_TTL = 604800000
 local PEEK = 10 -- entries that one look at a set reads; only when all of them are due, it reads a batch
 
 -- Statuses under which a listing in ready or scheduled is a stray. One that is missing or unknown counts as waiting.
@@ -58,6 +61,30 @@ local function ring(signal, times)
   if redis.call('LPUSH', signal, unpack(bells)) > SIGNAL_CAP then
     redis.call('LTRIM', signal, 0, SIGNAL_CAP - 1)
   end
+end
+
+-- Capacity that nobody may be looking for: it wakes one limited worker, which passes it on.
+local function make_room(room)
+  if redis.call('LPUSH', room, '1') > 1 then
+    redis.call('LTRIM', room, 0, 0)
+  end
+end
+
+-- A job of an owner under a cap has ended: the next that the cap held back comes to its turn. `owner` has what runs
+-- at scores below 0 and what is held back at its rank; those wait in `scheduled`, where any worker would find them.
+local function admit(owner, id, ready, scheduled, leases)
+  if not redis.call('ZSCORE', leases, id) then
+    redis.call('ZREM', owner, id)
+  end
+  local held = redis.call('ZRANGEBYSCORE', owner, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, PEEK)
+  for i = 1, #held, 2 do
+    redis.call('ZREM', owner, held[i])
+    if redis.call('ZREM', scheduled, held[i]) == 1 then
+      redis.call('ZADD', ready, held[i + 1], held[i])
+      return 1
+    end
+  end
+  return 0
 end
 
 -- Only the job that a key points to may release it: a newer job can hold the same key by now.

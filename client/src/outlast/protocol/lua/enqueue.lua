@@ -1,8 +1,9 @@
 --[[ enqueue: make a job, or find the one that the idempotency key belongs to.
 A job that is delayed goes to `scheduled`, any other to `ready`: `lane` is the one that applies.
-KEYS  job signal lane seq? events? dead? steps? idem?
+KEYS  job signal lane seq? events? dead? steps? idem? config?
 ARGV  now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...
-REPLY created id | duplicate id | conflict id | in_use status
+REPLY created id | duplicate id | conflict id | in_use status | too_large limit
+      config is given with a payload of more than 16 KiB: only those are held against the queue's limit
 ]]
 local job, signal, lane = KEYS[1], KEYS[2], KEYS[3]
 local now_arg, id, nonce, payload, max_attempts, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
@@ -12,7 +13,7 @@ local expires, deadline = ARGV[12], ARGV[13]
 next_key = 3
 local seq = optional(delay == 0)
 local events, dead, steps = optional(own), optional(own), optional(own)
-local idem = optional(key ~= '')
+local idem, config = optional(key ~= ''), optional(#payload > LARGE)
 local jobs = string.sub(job, 1, #job - #id)
 
 if idem then
@@ -40,6 +41,11 @@ end
 -- A record without an id is nobody's job: a foreign worker made half a record for an id that had none.
 if old[5] and (status == 'waiting' or status == 'scheduled' or status == 'active') then
   return { 'in_use', status }
+end
+
+local limit = config and redis.call('HMGET', config, 'maxPayload')[1]
+if limit and #payload > tonumber(limit) then
+  return { 'too_large', limit }
 end
 
 local now = clock(now_arg)

@@ -1,17 +1,20 @@
 --[[ reserve: promote due jobs, reclaim lapsed leases, then take up to k jobs.
 A repeat (`again`) of a request whose reply was lost gives back what that request took, and nothing more.
-KEYS  ready scheduled leases signal seq take config dead
-ARGV  now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes
-REPLY ok now hint_ms limited job... | stale now
-      hint_ms: until something becomes due, 0 call again, -1 nothing known; limited: 1 nothing may be taken till then
+KEYS  ready scheduled leases signal seq take config dead room
+ARGV  now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes was_limited
+REPLY ok now hint_ms limited rules job... | stale now
+      hint_ms: until something becomes due, 0 call again, -1 nothing known
+      limited: why nothing may be taken after this: paused, rate (both till the hint), room (till some is made), or 0;
+      was_limited: what the worker's last one said
+      rules: of the queue, empty in a repeat: leaseMs timeoutMs resultTtlMs maxPayload concurrency ownerCap
       job: id payload attempt maxAttempts priority createdAt starts gen b n rank idempotencyKey timeoutMs
            deadlineAt expiresAt resultTtlMs owner trace usage counted budget
 ]]
 local ready, scheduled, leases, signal, seq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local take, config, dead = KEYS[6], KEYS[7], KEYS[8]
+local take, config, dead, room = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local now_arg, token, k, lease, again = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local stale_at, grace, result_ttl, dead_ttl = ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9]
-local bell, base, max_bytes = ARGV[10] == '1', ARGV[11], tonumber(ARGV[12])
+local bell, base, max_bytes, was_limited = ARGV[10] == '1', ARGV[11], tonumber(ARGV[12]), ARGV[13]
 
 local more = k > BATCH
 k = math.min(k, BATCH)
@@ -19,7 +22,7 @@ local now = clock(now_arg)
 local FIELDS = {
   'id', 'payload', 'attempt', 'maxAttempts', 'priority', 'createdAt', 'starts', 'gen', 'status', 'startedAt',
   'idempotencyKey', 'timeoutMs', 'deadlineAt', 'expiresAt', 'resultTtlMs', 'owner', 'trace', 'token',
-  'usage', 'counted', 'budget',
+  'usage', 'counted', 'budget', 'attemptsGiven',
 }
 
 local function describe(r, attempt, starts, b, n, rank)
@@ -39,7 +42,7 @@ end
 if again then
   local taken = redis.call('GET', take)
   if taken and string.sub(taken, 1, #token + 1) == token .. '\n' then
-    local reply, scores, at = { 'ok', int(now), '0', '0' }, {}, #token + 2
+    local reply, scores, at = { 'ok', int(now), '0', '0', {} }, {}, #token + 2
     while at <= #taken do
       local colon = string.find(taken, ':', at, true)
       local rank, size = string.match(string.sub(taken, at, colon - 1), '^(%S+) (%d+)$')
@@ -77,9 +80,18 @@ local function due_in(ms)
   end
 end
 
-local paused = tonumber((redis.call('HMGET', config, 'pausedUntil')[1]) or 0)
+local rules = redis.call('HMGET', config, 'leaseMs', 'timeoutMs', 'resultTtlMs', 'maxPayload', 'concurrency', 'ownerCap',
+  'maxAttempts', 'rate', 'interval', 'burst', 'tat', 'pausedUntil', 'paused')
+local concurrency, cap, rate = tonumber(rules[5]), tonumber(rules[6]), tonumber(rules[8])
+result_ttl = rules[3] or result_ttl
+if rules[1] then
+  lease = tonumber(rules[1])
+  grace = math.min(grace, math.floor(lease / 3))
+end
+-- A pause that a provider asked for, and one that somebody set, which may be without end.
+local paused = math.max(tonumber(rules[12]) or 0, rules[13] == '1' and math.huge or tonumber(rules[13]) or 0)
 if paused > now then
-  k, limited = 0, '1'
+  k, limited = 0, 'paused'
 end
 
 -- The entries of a set that are due, at most BATCH, as id, score, id, score, ...; the next one after them is noted.
@@ -140,10 +152,11 @@ if #first > 0 then
   redis.call('ZADD', leases, unpack(first))
   due_in(grace + 1)
 end
+local admitted = 0
 for _, id in ipairs(second) do
   local job, events = base .. 'job:' .. id, base .. 'events:' .. id
   local r = redis.call('HMGET', job, 'id', 'status', 'cancelRequested', 'attempt', 'maxAttempts', 'priority',
-    'idempotencyKey', 'resultTtlMs', 'webhook')
+    'idempotencyKey', 'resultTtlMs', 'webhook', 'owner')
   if r[1] and r[2] == 'active' then
     redis.call('HDEL', job, 'token')
     local cancelled = r[3] == '1'
@@ -167,6 +180,9 @@ for _, id in ipairs(second) do
         free_key(base .. 'idem:' .. r[7], id)
       end
       announce(job, id, r[9], cancelled and 'cancelled' or 'failed', ended)
+      if cap and r[10] then
+        admitted = admitted + admit(base .. 'owner:' .. r[10], id, ready, scheduled, leases)
+      end
     end
   end
 end
@@ -180,21 +196,65 @@ if #moved > 0 then
   redis.call('ZADD', ready, unpack(entries))
 end
 
+-- What the limits leave. A job runs as long as it has a lease, whoever holds it. The rate is a leaky bucket (GCRA):
+-- starts lie `interval / rate` apart, and `burst` of them may come early; `tat` is when the next one is due.
+local left, tat, gap, early = math.huge, 0, 0, 0
+if concurrency and limited == '0' and (k > 0 or was_limited ~= '0' or #second > 0) then
+  left = math.max(0, concurrency - redis.call('ZCARD', leases))
+end
+local allowed = math.min(k, left)
+if rate and allowed > 0 then
+  gap = tonumber(rules[9]) / rate
+  early = ((tonumber(rules[10]) or 1) - 1) * gap
+  tat = math.max(tonumber(rules[11]) or 0, now)
+  allowed = tat > now + early and 0 or math.min(allowed, math.floor((now + early - tat) / gap) + 1)
+end
+
+-- How many jobs of an owner run. Those that a foreign worker ended were not struck off: they have no lease.
+local running = {}
+local function runs(owner)
+  if not running[owner] then
+    local set = base .. 'owner:' .. owner
+    running[owner] = redis.call('ZCOUNT', set, '-inf', '(0')
+    if running[owner] >= cap then
+      local ids, gone = redis.call('ZRANGE', set, 0, running[owner] - 1), {}
+      for i, score in ipairs(redis.call('ZMSCORE', leases, unpack(ids))) do
+        if not score then
+          gone[#gone + 1] = ids[i]
+        end
+      end
+      if #gone > 0 then
+        redis.call('ZREM', set, unpack(gone))
+        running[owner] = running[owner] - #gone
+      end
+    end
+  end
+  return running[owner]
+end
+
 local jobs, scores, taken, bytes = {}, {}, {}, 0
-if k > 0 then
-  local popped = redis.call('ZPOPMIN', ready, k)
-  local back = {}
+if allowed > 0 then
+  -- Under a cap most of what comes first may be one owner's, so the look goes further than what is asked for.
+  local wanted = cap and BATCH or allowed
+  local popped = redis.call('ZPOPMIN', ready, wanted)
+  local back, parked, owners = {}, {}, {}
   for i = 1, #popped, 2 do
     local id, rank = popped[i], popped[i + 1]
     local job, events = base .. 'job:' .. id, base .. 'events:' .. id
-    if #back > 0 then
+    if #back > 0 or #jobs == allowed then
       back[#back + 1], back[#back + 2] = rank, id
     else
       local r = redis.call('HMGET', job, unpack(FIELDS))
       local fresh = r[1] and not ELSEWHERE[r[9]]
+      local owner = fresh and cap and r[16]
       bytes = bytes + #(r[2] or '')
       if fresh and #jobs > 0 and bytes > max_bytes then
         back[#back + 1], back[#back + 2] = rank, id -- one reply must stay under the gateway's size limit
+      elseif owner and runs(owner) >= cap then
+        parked[#parked + 1], parked[#parked + 2] = int(now + PARKED), id
+        owners[owner] = owners[owner] or {}
+        table.insert(owners[owner], rank)
+        table.insert(owners[owner], id)
       elseif fresh then
         local attempt = (tonumber(r[3]) or 0) + 1
         local starts = (tonumber(r[7]) or tonumber(r[3]) or 0) + 1
@@ -205,6 +265,10 @@ if k > 0 then
           gen = now -- enqueued by a foreign producer, or its id was reused by one
           r[8] = int(gen)
           write[#write + 1], write[#write + 2] = 'gen', r[8]
+        end
+        if rules[7] and not r[22] and r[4] ~= rules[7] then
+          r[4] = rules[7]
+          write[#write + 1], write[#write + 2] = 'maxAttempts', r[4]
         end
         if r[7] or starts ~= attempt then
           write[#write + 1], write[#write + 2] = 'starts', int(starts)
@@ -232,6 +296,12 @@ if k > 0 then
         if r[9] == 'scheduled' then
           redis.call('ZREM', scheduled, id) -- a stray listing in ready; it must not stay in both
         end
+        if owner then
+          local set = base .. 'owner:' .. owner
+          redis.call('ZADD', set, '-' .. int(now), id)
+          redis.call('PEXPIRE', set, OWNER_TTL)
+          running[owner] = running[owner] + 1
+        end
         scores[#scores + 1], scores[#scores + 2] = int(now + lease), id
         taken[#taken + 1] = rank .. ' ' .. #id .. ':' .. id
         jobs[#jobs + 1] = describe(r, int(attempt), int(starts), b, n, rank)
@@ -245,8 +315,14 @@ if k > 0 then
   if #back > 0 then
     redis.call('ZADD', ready, unpack(back))
   end
-  -- Strays were dropped, some were put back, or more was asked for than a call takes: there may be more to have.
-  if #popped > 2 * #jobs or (more and #popped == 2 * BATCH) then
+  if #parked > 0 then
+    redis.call('ZADD', scheduled, unpack(parked))
+    for owner, held in pairs(owners) do
+      redis.call('ZADD', base .. 'owner:' .. owner, 'LT', unpack(held)) -- at its first rank, if it was here before
+    end
+  end
+  -- Strays were dropped, some were put back or held back, or more was asked for than a call takes: there may be more.
+  if #jobs < allowed and (#popped == 2 * wanted or #back > 0) or more and #jobs == BATCH then
     due_in(0)
   end
   if #popped == 0 and bell then
@@ -254,16 +330,36 @@ if k > 0 then
   end
 end
 -- More came free than this call took: others may be asleep.
-if #moved > #jobs then
-  ring(signal, #moved - #jobs)
+local free = #moved + admitted - #jobs
+if free > 0 then
+  ring(signal, free)
 end
 
--- A limited worker still has to come back for the leases of others that lapse.
-if limited == '1' then
-  due_in(paused - now)
+-- Limited means that nothing may be taken after this, never merely less than was asked for: limited workers are deaf to
+-- the doorbell. They still have to come back for the leases of others that lapse.
+if limited == 'paused' then
+  if paused < math.huge then
+    due_in(paused - now)
+  end
+elseif rate and #jobs > 0 then
+  tat = tat + #jobs * gap
+  redis.call('HSET', config, 'tat', string.format('%.3f', tat))
 end
-local reply = { 'ok', int(now), int(math.ceil(hint)), limited }
+if limited == '0' and tat > now + early then
+  limited = 'rate'
+  due_in(tat - early - now)
+elseif limited == '0' and left - #jobs <= 0 then
+  limited = 'room'
+end
+-- Whoever leaves a pause or finds room wakes the next one; those that wait for the rate have timers of their own.
+local found = concurrency and left > #jobs and (was_limited == 'room' or #second > 0)
+if limited ~= 'paused' and (was_limited == 'paused' or found) then
+  make_room(room)
+end
+local reply = { 'ok', int(now), int(math.ceil(hint)), limited, {
+  rules[1] or '', rules[2] or '', rules[3] or '', rules[4] or '', rules[5] or '', rules[6] or '',
+} }
 for i = 1, #jobs do
-  reply[4 + i] = jobs[i]
+  reply[5 + i] = jobs[i]
 end
 return reply

@@ -1,12 +1,12 @@
 --[[ retry_dead: put a dead-lettered job back with a fresh attempt count and an output that starts over.
 The freed idempotency key is not bound again: a newer job may hold it.
 KEYS  job events dead ready seq signal steps
-ARGV  now id nonce max_attempts steps_ttl_ms
+ARGV  now id nonce max_attempts steps_ttl_ms given
 REPLY waiting | not_dead
-      steps_ttl_ms: how long finished steps are kept, 0 drops them
+      steps_ttl_ms: how long finished steps are kept, 0 drops them; given: 1 when the caller named max_attempts
 ]]
 local job, events, dead, ready, seq, signal, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
-local now_arg, id, nonce, max_attempts, steps_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local now_arg, id, nonce, max_attempts, steps_ttl, given = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6] == '1'
 
 local r = redis.call('HMGET', job, 'id', 'status', 'revived', 'gen', 'priority', 'attempt', 'starts')
 if r[1] and r[3] == nonce then
@@ -18,8 +18,12 @@ end
 
 local now = clock(now_arg)
 redis.call('HDEL', job, 'finishedAt', 'token', 'result', 'cancelRequested')
-redis.call('HSET', job, 'status', 'waiting', 'attempt', '0', 'maxAttempts', max_attempts, 'updatedAt', int(now),
-  'revived', nonce, 'starts', r[7] or r[6] or '0')
+local write = { 'status', 'waiting', 'attempt', '0', 'maxAttempts', max_attempts, 'updatedAt', int(now),
+  'revived', nonce, 'starts', r[7] or r[6] or '0' }
+if given then
+  write[#write + 1], write[#write + 2] = 'attemptsGiven', '1'
+end
+redis.call('HSET', job, unpack(write))
 -- The marker lies above the terminal entry, so a reader that has seen the stale end is told to start over; above
 -- `now` too, so that it does so even if that entry was lost.
 local b, n, top = math.max(tonumber(r[4]) or 0, now), 0, top_of(events)
