@@ -154,9 +154,8 @@ class Webhooks:
         hooks, send = job._output._lease.keys, job._output._transport.send
         gone = hooks.gone(sha256(delivery.url.encode()).hexdigest())
         disabled = bool(await send(Call(("EXISTS", gone), int)))
-        if (
-            disabled and job.starts == job.attempt
-        ):  # one that an operator puts back with retry-dead is sent all the same
+        # One that an operator puts back with retry-dead (it has more starts than attempts) is sent all the same.
+        if disabled and job.starts == job.attempt:
             raise TerminalJobError(f"{target.host} answered 410 to this URL before, which disabled it")
         record: Job[Any, Any] | None = None
         if self._results and delivery.status == "completed":
