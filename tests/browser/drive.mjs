@@ -62,6 +62,7 @@ const scenarios = {
     await words(page, 5);
     const before = await text(page);
     await page.reload();
+    await words(page, 1); // its first paint
     const after = await text(page);
     await words(page, 12);
     await page.reload();
