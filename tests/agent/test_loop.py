@@ -208,12 +208,13 @@ async def test_a_request_may_ask_for_silence(provider: Provider, model: ChatMode
 
 async def test_an_endpoint_that_does_not_stream(provider: Provider, model: ChatModel) -> None:
     message = {"role": "assistant", "content": "All at once."}
-    usage = {"prompt_tokens": 5, "completion_tokens": 4}
+    details = {"cached_tokens": 3, "cache_write_tokens": 2}  # parts of the five, not beside them
+    usage = {"prompt_tokens": 5, "completion_tokens": 4, "prompt_tokens_details": details}
     provider.script = [(200, {}, {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})]
     result = await answer(Agent(model=model))
     assert (result["text"], result["usage"]) == (
         "All at once.",
-        {"input_tokens": 5, "output_tokens": 4, "llm_calls": 1},
+        {"input_tokens": 5, "cache_read_tokens": 3, "cache_create_tokens": 2, "output_tokens": 4, "llm_calls": 1},
     )
 
 
