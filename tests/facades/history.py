@@ -20,13 +20,13 @@ QUEUE: Queue[Any, Any] = Queue("q")
 class Life:
     """Attempts, each a list of texts and of other values, and the result. All but the last attempt are cut short."""
 
-    def __init__(self, attempts: list[list[Any]], result: Any, *, max_len: int = 10_000) -> None:
+    def __init__(self, attempts: list[list[Any]], result: Any, *, max_len: int = 10_000, markers: bool = True) -> None:
         self.states: list[list[Entry]] = [[]]
         """The stream after each step."""
         self.result = result
         b, n = GEN, 0
         for number, values in enumerate(attempts, 1):
-            if number > 1:
+            if number > 1 and markers:
                 if n == 0:
                     b += 5_000  # nothing was said: the marker's time is the new start's
                 n += 1

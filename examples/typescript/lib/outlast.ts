@@ -1,7 +1,7 @@
 // Makes, cancels and reads jobs of an outlast queue over @upstash/redis: with the very scripts that the Python clients
 // run, so that a Python worker sees no difference.
 import { Redis } from "@upstash/redis";
-import { CANCEL, ENQUEUE, type Script } from "./scripts.generated.ts";
+import { CANCEL, ENQUEUE, LARGE, type Script } from "./scripts.generated.ts";
 
 export interface EnqueueOptions {
   /** Your own instead of a random one. It may be used again once its job has finished. */
@@ -63,6 +63,8 @@ export class Queue {
     const delayMs = Math.ceil((options.delay ?? 0) * 1000);
     const own = options.id !== undefined;
     const key = options.idempotencyKey ?? "";
+    const text = JSON.stringify(payload);
+    const large = new TextEncoder().encode(text).length > LARGE;
     const answer = await this.run(
       ENQUEUE,
       {
@@ -72,12 +74,13 @@ export class Queue {
         ...(delayMs > 0 ? {} : { seq: "seq" }),
         ...(own ? { events: `events:${id}`, dead: "dead", steps: `steps:${id}` } : {}),
         ...(key ? { idem: `idem:${key}` } : {}),
+        ...(large ? { config: "config" } : {}),
       },
       {
         now: "", // the server's clock
         id,
         nonce: random(12), // tells a repeat of this call, whose reply was lost, from another call
-        payload: JSON.stringify(payload),
+        payload: text,
         max_attempts: String(options.maxAttempts ?? this.maxAttempts),
         priority: String(options.priority ?? 0),
         delay_ms: String(delayMs),
@@ -92,6 +95,7 @@ export class Queue {
     );
     const [code, value] = answer as [string, string];
     if (code === "in_use") throw new Error(`job ${id} is still ${value}`);
+    if (code === "too_large") throw new Error(`the queue takes payloads of at most ${value} bytes`);
     return { id: value, deduplicated: code === "duplicate" };
   }
 

@@ -54,6 +54,11 @@ test("a job made in TypeScript is run by the Python worker", async () => {
   assert.deepEqual({ ...job }, { status: "completed", result: "héllo “wörld” 🎉 ", error: null, attempt: 1, owner: "ann" });
 });
 
+test("a payload of 100 kB", async () => {
+  const { id } = await queue.enqueue({ prompt: "ü".repeat(50_000) }, { id: "large", idempotencyKey: "large" });
+  assert.equal((await ended(id)).result, `${"ü".repeat(50_000)} `);
+});
+
 test("the server learns the script by the first call", async () => {
   const redis = connect();
   await redis.scriptFlush();

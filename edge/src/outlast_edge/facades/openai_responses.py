@@ -207,7 +207,8 @@ class Events:
                 yield from self.run()
                 before = self._at(event.first_available) - 16
                 if self._base == 0 and before + 5 <= self._after:
-                    self._headless = True  # the client has had what is gone
+                    self._headless = True  # the client has had what is gone, and its item 0 is open
+                    yield from self._begin(3)
                 else:
                     yield from self._restart(max(before, self._base + 8), event.id)
             case Completed():
@@ -235,6 +236,7 @@ class Events:
             yield from self._say(at, rest)
             at += 6
         own = [] if self._item is None else [message(self._item["id"], text)]
+        self._text = [text]
         yield from self._end("completed", at)
         at += 3
         for item in others:
@@ -254,11 +256,14 @@ class Events:
     def _say(self, base: int, text: str) -> Iterator[dict[str, Any]]:
         self._base = base
         if self._item is None:
-            self._item = message(f"msg_{self._resource.job_id}_{self._origin}", "", "in_progress")
-            yield self._event("output_item.added", base, output_index=self._index, item={**self._item, "content": []})
-            yield self._part("content_part.added", base + 1, part=_part(""))
+            yield from self._begin(base)
         self._text.append(text)
         yield self._part("output_text.delta", base + 5, delta=text, logprobs=[])
+
+    def _begin(self, at: int) -> Iterator[dict[str, Any]]:
+        self._item = message(f"msg_{self._resource.job_id}_{self._origin}", "", "in_progress")
+        yield self._event("output_item.added", at, output_index=self._index, item={**self._item, "content": []})
+        yield self._part("content_part.added", at + 1, part=_part(""))
 
     def _end(self, status: str, at: int) -> Iterator[dict[str, Any]]:
         item, text = self._item, "".join(self._text)
@@ -276,9 +281,7 @@ class Events:
         if self._item is None and self._index == 0 and not id.endswith("-1"):
             # What was said before is gone, so there is nothing to close; a viewer that comes back may have had it as
             # item 0, and the next must be another.
-            self._item = message(f"msg_{self._resource.job_id}_0", "", "in_progress")
-            yield self._event("output_item.added", 3, output_index=0, item={**self._item, "content": []})
-            yield self._part("content_part.added", 4, part=_part(""))
+            yield from self._begin(3)
         self._base = self._origin = base
         yield from self._end("incomplete", base)
 
