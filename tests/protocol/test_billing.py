@@ -93,6 +93,7 @@ ENQUEUE: dict[str, tuple[int, Prepare]] = {
     "with a key that is held": (3, hit),
     "with an own id": (8, lambda lab: lab.enqueue_call()),
     "with an own id and a key": (10, lambda lab: lab.enqueue_call(key="k")),
+    "of more than 16 KiB": (8, lambda lab: lab.enqueue_call(own=False, payload="x" * 20_000)),
     "again": (2, repeat),
     "again, with a key": (3, lambda lab: repeat(lab, key="k")),
     "with an id in use": (2, in_use),
@@ -109,6 +110,23 @@ def with_jobs(lab: Lab, count: int, k: int, **options: Any) -> Call[Any]:
     for index in range(count):
         lab.enqueue(f"job-{index}", own=False)
     return lab.reserve_call(k, **options)
+
+
+def ruled(lab: Lab, **rules: int) -> Call[Any]:
+    lab.raw("HSET", lab.keys.config, *(part for pair in rules.items() for part in pair))
+    lab.enqueue(extra=[("owner", "o")])
+    return lab.reserve_call()
+
+
+def crowded(lab: Lab) -> Call[Any]:
+    lab.send(ruled(lab, concurrency=1))
+    lab.enqueue("job-b")
+    return lab.reserve_call()
+
+
+def leaving(lab: Lab) -> Call[Any]:
+    lab.raw("HSET", lab.keys.config, "concurrency", 1)
+    return lab.reserve_call(limited="room")
 
 
 def paused(lab: Lab) -> Call[Any]:
@@ -157,6 +175,12 @@ RESERVE: dict[str, tuple[int, Prepare]] = {
     "empty, after a bell": (7, lambda lab: lab.reserve_call(bell=True)),
     "of none, only to promote and reclaim": (5, lambda lab: with_jobs(lab, 1, 0)),
     "while the queue is paused": (5, paused),
+    "of 1 under a concurrency limit": (8 + 2 + 1, lambda lab: ruled(lab, concurrency=5)),
+    "of 1 under a rate": (8 + 2 + 1, lambda lab: ruled(lab, rate=5, interval=1000)),
+    "of 1 under both": (8 + 2 + 2, lambda lab: ruled(lab, concurrency=5, rate=5, interval=1000)),
+    "of 1 of an owner under a cap": (8 + 2 + 3, lambda lab: ruled(lab, ownerCap=5)),
+    "of 1 when there is no room": (5 + 1, lambda lab: crowded(lab)),
+    "leaving a limit": (6 + 2, lambda lab: leaving(lab)),
     "stale": (2, lambda lab: lab.reserve_call(stale_at_ms=lab.now - 1)),
     "of a job that had an attempt": (8 + 2 + 3, attempted),
     "promoting 1, taking it": (8 + 2 + 3 + 2, lambda lab: due(lab, 1, 1)),
@@ -292,6 +316,17 @@ HOLDER: dict[str, tuple[int, Prepare]] = {
 }
 
 
+def admits(lab: Lab, count: int) -> Call[Any]:
+    lab.raw("HSET", lab.keys.config, "ownerCap", 1)
+    for index in range(count):
+        lab.enqueue(f"job-{index}", own=False, extra=[("owner", "o")])
+    lab.one().complete()
+    if count > 1:
+        lab.running("job-x", extra=[("owner", "o")], priority=9)
+        lab.take(1)
+    return calls.admit(lab.keys, "job-0", "o")
+
+
 def cancel_call(lab: Lab, id: str = "job-a", **options: Any) -> Call[Any]:
     return calls.cancel(lab.keys, id, result_ttl_ms=1000, now=lab.now, **options)
 
@@ -333,6 +368,8 @@ def prune(lab: Lab, alive: int, gone: int) -> Call[Any]:
 
 
 OTHERS: dict[str, tuple[int, Prepare]] = {
+    "admit, nobody": (4, lambda lab: admits(lab, 1)),
+    "admit, the next one": (8, lambda lab: admits(lab, 2)),
     "cancel waiting": (7, lambda lab: cancel(lab, lab.enqueue)),
     "cancel scheduled": (7, lambda lab: cancel(lab, lambda: lab.enqueue(delay_ms=9))),
     "cancel waiting with a key": (9, lambda lab: cancel(lab, lambda: lab.enqueue(key="k"))),
@@ -378,6 +415,7 @@ BUDGETS = {
     "enqueue with an own id": 8,
     "enqueue delayed, becoming the earliest": 8,
     "enqueue with a webhook": 8,
+    "enqueue of more than 16 KiB": 8,
     "enqueue with a key": 10,
     "enqueue with an own id and a key": 10,
     "flush of 1": 3,
@@ -394,6 +432,7 @@ BUDGETS = {
     "cancel active": 7,
     "reserve of 1": 8 + 2,
     "reserve of 5": 8 + 2 * 5,
+    "reserve of 1 under both": 8 + 2 + 2,
     "reserve empty": 7,
     "reserve empty, after a bell": 7,
 }

@@ -44,6 +44,14 @@ def two_waiting(lab: Lab) -> Prepared:
     return lab.reserve_call(3, request=7), lab.reserve_call(3, request=7, again=True)
 
 
+def limited(lab: Lab) -> Prepared:
+    rules = {"concurrency": 1, "rate": 1, "interval": 60_000, "ownerCap": 1, "maxAttempts": 7}
+    lab.raw("HSET", lab.keys.config, *(part for pair in rules.items() for part in pair))
+    for id in "abc":
+        lab.enqueue(id, extra=[("owner", "o")])
+    return lab.reserve_call(3, request=7), lab.reserve_call(3, request=7, again=True)
+
+
 def second_attempt(lab: Lab) -> Prepared:
     lab.enqueue()
     job = lab.one()
@@ -107,6 +115,7 @@ CALLS: dict[str, Callable[[Lab], Prepared]] = {
     "cancel active": lambda lab: after(lab.running(), cancel(lab)),
     "cancel completed": lambda lab: after(ended(lab), cancel(lab)),
     "reserve": two_waiting,
+    "reserve under limits": limited,
     "reserve of a second attempt": second_attempt,
     "reserve of a job that was given back": given_back,
     "reserve of a used id": reused,

@@ -94,7 +94,7 @@ _FIELDS = {
     "owner_cap": "ownerCap",
     "max_payload": "maxPayload",
 }
-_RATE = re.compile(r"(\d{1,7})/(\d{0,7})(ms|s|m|h|d)")
+_RATE = re.compile(r"(\d{1,7})/(\d{0,7})(ms|s|m|h|d)", re.ASCII)
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
