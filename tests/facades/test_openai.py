@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2
@@ -251,7 +252,9 @@ def test_function_calls_and_usage_come_from_the_result(ai: OpenAI, hand: Hand) -
     assert [e.item.type for e in events if e.type == "response.output_item.done"] == ["message", "function_call"]
 
 
-def test_errors_are_those_that_the_sdk_knows(site: Callable[..., Site], hand: Hand, queue_name: str) -> None:
+def test_errors_are_those_that_the_sdk_knows(
+    site: Callable[..., Site], hand: Hand, queue_name: str, request: pytest.FixtureRequest
+) -> None:
     def who(request: Any, action: str, job: Any) -> str | None:
         key = request.headers["authorization"].removeprefix("Bearer ")
         if key == "slow-down":
@@ -264,8 +267,11 @@ def test_errors_are_those_that_the_sdk_knows(site: Callable[..., Site], hand: Ha
         queues=[Queue(queue_name, payload=dict), Queue(f"{queue_name}-int", payload=int)],
     )
 
+    opened = ExitStack()
+    request.addfinalizer(opened.close)
+
     def client(key: str) -> OpenAI:
-        return OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+        return opened.enter_context(OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0))
 
     ann = client("ann")
     with pytest.raises(openai.NotFoundError, match="no such model"):
