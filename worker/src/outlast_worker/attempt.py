@@ -89,7 +89,12 @@ class Attempt:
             hopeless=self._hopeless,
         )
         self._steps = Steps(
-            engine.transport, self._lease, report=self._held, trouble=engine.trouble, hopeless=self._may_be_lost
+            engine.transport,
+            self._lease,
+            report=self._held,
+            trouble=engine.trouble,
+            hopeless=self._may_be_lost,
+            count=self._count,
         )
         self._usage = Usage(job, self._queue.budget, self._output)
         self._task: asyncio.Task[None] | None = None
@@ -97,6 +102,8 @@ class Attempt:
         self._result: Any = None
         self._error: BaseException | None = None
         self._holds_slot = True
+        self._running = 0
+        """The handler, and threads of its steps, as far as they have not returned."""
         self._nag: asyncio.TimerHandle | None = None
 
     def stop(self, reason: StopReason) -> None:
@@ -110,9 +117,11 @@ class Attempt:
             if reason != "lease_lost":
                 return
             self.signal.reason = reason
-        if reason == "shutdown":
+        if reason in ("shutdown", "timeout"):
+            # What goes on all the same can do no harm: its writes are refused.
+            self._lease.until = time.monotonic() + 2 * WIND_DOWN
             self._loop.call_later(WIND_DOWN, self._ended.set)
-        else:
+        if reason != "shutdown":
             self._nag = self._loop.call_later(NAG_AFTER, self._complain, reason)
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -150,15 +159,28 @@ class Attempt:
         finally:
             leases.remove(self._lease)
             await self._output.close(WIND_DOWN)
-            if self._nag is not None:
+            if self._running:
+                self._engine.stuck.add(self)
+                self._engine.news.set()
+            elif self._nag is not None:
                 self._nag.cancel()
             self._free()
             self._result = self._error = None
 
     def _free(self) -> None:
-        if self._holds_slot:
+        if self._holds_slot and not self._running:
             self._holds_slot = False
             self._intake.release_slot()
+
+    def _count(self, change: int) -> None:
+        self._running += change
+        if self._running == 0 and self in self._engine.stuck:
+            self._engine.stuck.discard(self)
+            self._engine.news.set()
+            logger.info("job %r of queue %r: code that outran its attempt has returned", self.job.id, self._queue.name)
+            if self._nag is not None:
+                self._nag.cancel()
+            self._free()
 
     async def _attempt(self) -> _Outcome:
         job, now = self.job, self._engine.clock.now_ms()
@@ -179,8 +201,9 @@ class Attempt:
             self._tell(error, None)
             return _Outcome("settle", "failed", text)
         timeout_ms = job.timeout_ms or self._terms.timeout_ms or self._queue.timeout_ms
-        if job.deadline_at_ms is not None:
-            timeout_ms = min(timeout_ms, job.deadline_at_ms - now)
+        late = f"the attempt ran longer than {timeout_ms / 1000:g} s"
+        if job.deadline_at_ms is not None and job.deadline_at_ms - now <= timeout_ms:
+            timeout_ms, late = job.deadline_at_ms - now, "the job reached its deadline"
         self._lease.until = time.monotonic() + timeout_ms / 1000
         timer = self._loop.call_later(timeout_ms / 1000, self.stop, "timeout")
         context = self._context(payload)
@@ -189,7 +212,7 @@ class Attempt:
             await self._ended.wait()
         finally:
             timer.cancel()
-        return await self._outcome(context, timeout_ms)
+        return await self._outcome(context, late)
 
     def _context(self, payload: Any) -> JobContext[Any] | SyncJobContext[Any]:
         job = self.job
@@ -209,10 +232,11 @@ class Attempt:
 
     def _start(self, context: Any) -> None:
         handler = self._registration.handler
+        self._count(1)
         if self._registration.is_async:
             self._task = self._loop.create_task(self._call(handler, context), name=f"outlast job {self.job.id}")
             # Not in `_call` itself: a task that is cancelled before its first step never runs a line of it.
-            self._task.add_done_callback(lambda _: self._ended.set())
+            self._task.add_done_callback(lambda _: self._handler_ended())
             if self.signal.is_set():
                 self._task.cancel()
         else:
@@ -246,12 +270,17 @@ class Attempt:
 
     def _plain_ended(self, result: Any, failure: BaseException | None) -> None:
         # Handed over as arguments: a closure would read them when the loop gets to it, after the line above.
-        self._result, self._error = result, failure
+        if not self._ended.is_set():
+            self._result, self._error = result, failure
+        self._handler_ended()
+
+    def _handler_ended(self) -> None:
         self._ended.set()
+        self._count(-1)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    async def _outcome(self, context: Any, timeout_ms: int) -> _Outcome:
+    async def _outcome(self, context: Any, late: str) -> _Outcome:
         error, result = self._error, self._result
         try:
             match self.signal.reason:
@@ -262,8 +291,8 @@ class Attempt:
                 case "shutdown":
                     return _Outcome("release")
                 case "timeout":
-                    late = TimeoutError(f"the attempt ran longer than {timeout_ms / 1000:g} s")
-                    return self._failed(late, policy.error_text(late), context)
+                    timeout = TimeoutError(late)
+                    return self._failed(timeout, policy.error_text(timeout), context)
                 case None:
                     pass
             if (over := self._usage.exceeded()) is not None:

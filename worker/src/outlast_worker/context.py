@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from outlast.errors import InvalidArgumentError, JobLeaseLostError, JobStopped
 
 from .output import event_of, progress_text
-from .steps import Step, in_thread, is_coroutine_function
+from .steps import Step, is_coroutine_function
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -164,7 +164,7 @@ class JobContext(_Context[P]):
                 if is_coroutine_function(function):
                     value = await function(*args, **kwargs)
                 else:
-                    value = await in_thread(lambda: function(*args, **kwargs))
+                    value = await self._steps.in_thread(lambda: function(*args, **kwargs))
                     if inspect.isawaitable(value):
                         value = await value
                 text = step.encode(value)

@@ -10,7 +10,10 @@ import random
 import secrets
 import shlex
 import socket
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +40,7 @@ SEEN_EVERY = 60.0
 PRUNE_EVERY = 3600.0
 LOG_EVERY = 30.0
 """Seconds between two log lines about the same trouble."""
+PYTHON = os.path.dirname(os.__file__)
 TIDY = 2.0
 """Seconds that the last words of a worker may take, each."""
 
@@ -79,7 +83,16 @@ class Engine:
         self.transport = AsyncTcpTransport(settings.url)
         lease = min(registration.lease_ms for registration in registrations) / 1000
         # A renewal must have time to fail and be repeated while the lease lasts.
-        self.leases = Leases(settings.url, self.loop, timeout=min(10.0, max(0.5, lease / 4)), trouble=self.trouble)
+        self.leases = Leases(
+            settings.url,
+            self.loop,
+            timeout=min(10.0, max(0.5, lease / 4)),
+            trouble=self.trouble,
+            blocked=self._blocked,
+            recovered=lambda: self.news.set(),
+        )
+        self.stuck: set[Attempt] = set()
+        """Attempts that have ended although their code still runs: it keeps its slot until it returns."""
         self.clock = Clock()
         self.booked = 0
         self.stopping = self.hurrying = self.drained = False
@@ -92,6 +105,9 @@ class Engine:
         self._burst = burst
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self.news = asyncio.Event()
+        """Something that the list of workers should have at once."""
+        self._thread = threading.get_ident()
         self._core: set[asyncio.Task[None]] = set()
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._asides: set[asyncio.Task[None]] = set()
@@ -202,6 +218,7 @@ class Engine:
     def stop(self, *, now: bool = False) -> None:
         """Take nothing more and let what runs finish; with `now`, hand it back. For the loop's own thread."""
         self._stop.set()
+        self.news.set()
         if now:
             self._hurry.set()
 
@@ -289,6 +306,7 @@ class Engine:
     async def _be_seen(self) -> None:
         prune = self.loop.time() + PRUNE_EVERY * random.uniform(0.1, 1)
         while True:
+            self.news.clear()
             info = json.dumps(self._info(), separators=(",", ":"), ensure_ascii=False)
             with suppress(OutlastError):
                 await self.transport.send_many([calls.seen(intake.keys, self.id, info) for intake in self._intakes])
@@ -297,12 +315,22 @@ class Engine:
                     for intake in self._intakes:
                         while await self.transport.send(calls.prune_dead(intake.keys)) >= 100:
                             pass
-            if self._stop.is_set():
-                await asyncio.sleep(SEEN_EVERY)
-                continue
             with suppress(TimeoutError):  # a stop is told at once: what runs may still run for long
                 async with asyncio.timeout(SEEN_EVERY):
-                    await self._stop.wait()
+                    await self.news.wait()
+
+    def _blocked(self, seconds: float) -> list[Call[Any]]:
+        """The event loop answers nothing: say where it is, and that this worker is not well. In the leases' thread."""
+        stack = traceback.extract_stack(sys._current_frames().get(self._thread))
+        at = next((frame for frame in reversed(stack) if not frame.filename.startswith(PYTHON)), None)
+        logger.error(
+            "the event loop has been blocked for %.0f s%s: no cancel, timeout or other job gets through; blocking code "
+            "belongs into a plain handler, a step, or asyncio.to_thread",
+            seconds,
+            f" in {at.name} ({at.filename}, line {at.lineno})" if at else "",
+        )
+        info = json.dumps({**self._info(), "state": "blocked"}, separators=(",", ":"), ensure_ascii=False)
+        return [calls.seen(intake.keys, self.id, info) for intake in self._intakes]
 
     def _info(self) -> dict[str, object]:
         return {
@@ -312,6 +340,7 @@ class Engine:
             "pid": os.getpid(),
             "concurrency": self.settings.concurrency,
             "active": len(self._attempts),
+            "stuck": len(self.stuck),
             "started": self._since,
             "state": "stopping" if self._stop.is_set() else "running",
             "version": __version__,

@@ -6,14 +6,14 @@ import asyncio
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import TypeVarTuple
+from typing import Any, TypeVarTuple
 
 from outlast.errors import OutlastError, StoreFullError
 from outlast.protocol import Keys, calls
-from outlast.protocol.calls import Reserved
+from outlast.protocol.calls import Call, Reserved
 
 from .tcp import TcpTransport
 
@@ -23,6 +23,8 @@ Ts = TypeVarTuple("Ts")
 
 REPEAT = 0.4
 """Seconds until a renewal that failed is tried again: a lapsed lease is taken after a grace of 1 s."""
+BLOCKED = 30.0
+"""Seconds of an event loop that answers nothing after which the worker counts as unhealthy."""
 MOST = 200
 """Jobs renewed in one call."""
 
@@ -56,11 +58,23 @@ class Leases:
     """The thread and the leases that it renews, all that are due in one round trip."""
 
     def __init__(
-        self, url: str, loop: asyncio.AbstractEventLoop, *, timeout: float, trouble: Callable[[OutlastError], None]
+        self,
+        url: str,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        timeout: float,
+        trouble: Callable[[OutlastError], None],
+        blocked: Callable[[float], Sequence[Call[Any]]],
+        recovered: Callable[[], object],
     ) -> None:
         self._transport = TcpTransport(url, timeout=timeout)
         self._loop = loop
         self._trouble = trouble
+        self._blocked = blocked
+        self._recovered = recovered
+        self._asked: float | None = None
+        """When the loop was last asked for a sign of life that it still owes."""
+        self._told = False
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._stopped = False
@@ -102,6 +116,7 @@ class Leases:
                 try:
                     self._renew(due, relief)
                     relief = False
+                    self._watch_loop()
                 except OutlastError as error:
                     relief = isinstance(error, StoreFullError)
                     self._tell(self._trouble, error)
@@ -116,6 +131,8 @@ class Leases:
         """Seconds until the next renewal is due."""
         now = time.monotonic()
         self._next = min((lease.renewed + lease.beat for lease in self._leases if lease.until > now), default=inf)
+        if self._asked is not None and not self._told:
+            self._next = min(self._next, self._asked + BLOCKED)
         return self._next - now
 
     def _due(self) -> list[Lease]:
@@ -140,6 +157,21 @@ class Leases:
                     lease.renewed = max(lease.renewed, now)
                 if answer != "ok":
                     self._tell(lease.report, answer)
+
+    def _watch_loop(self) -> None:
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self._tell(self._answer)
+        elif now - self._asked >= BLOCKED and not self._told:
+            self._told = True
+            self._transport.send_many(self._blocked(now - self._asked))
+
+    def _answer(self) -> None:
+        self._asked = None
+        if self._told:
+            self._told = False
+            self._recovered()
 
     def _tell(self, what: Callable[[*Ts], object], *arguments: *Ts) -> None:
         with suppress(RuntimeError):  # the loop has ended; nobody is left to be told

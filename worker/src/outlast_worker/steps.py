@@ -91,12 +91,14 @@ class Steps:
         report: Callable[[calls.Held], None],
         trouble: Callable[[OutlastError], None],
         hopeless: Callable[[], bool],
+        count: Callable[[int], None],
     ) -> None:
         self._transport = transport
         self._lease = lease
         self._report = report
         self._trouble = trouble
         self._hopeless = hopeless
+        self._count = count
         self._kept: dict[str, str] = {}
         self._stale = False
         self._loading: asyncio.Task[None] | None = None
@@ -134,6 +136,9 @@ class Steps:
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
         await asyncio.shield(task)  # it was paid for: it is stored even if the handler is stopped now
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        return await in_thread(call, self._count)
 
     async def close(self, patience: float) -> None:
         """Let the last values arrive before the job is given away."""
@@ -191,12 +196,16 @@ def is_coroutine_function(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-async def in_thread(call: Callable[[], T]) -> T:
-    """What `call` returns, run in a thread of its own: a pool would wait for a stuck one when the process ends."""
+async def in_thread(call: Callable[[], T], count: Callable[[int], None] = lambda _: None) -> T:
+    """What `call` returns, run in a thread of its own: a pool would wait for a stuck one when the process ends.
+
+    `count` is told +1 now and -1 when it returns, whether or not somebody still waits for it.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
     def tell(value: Any, failure: BaseException | None) -> None:
+        count(-1)
         if future.done():
             return  # nobody waits any more
         if failure is None:
@@ -218,6 +227,7 @@ async def in_thread(call: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(tell, value, failure)
         failure = None  # this frame is in its traceback
 
+    count(1)
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name="outlast step", daemon=True).start()
     return await future
