@@ -269,3 +269,44 @@ def test_the_gateway_alone_serves_a_database_of_your_own(start: Start, valkey_ur
     remote = start("gateway", "--redis-url", valkey_url, "--port", "0", "--host", "0.0.0.0", "--json")
     remote.json()
     assert "listens on 0.0.0.0" in remote.said
+
+
+def test_a_gateway_file_names_several_databases_and_the_switches_are_off_unless_asked_for(
+    start: Start, valkey_url: str, queue_name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'[[databases]]\nredis_url = "{valkey_url}/1"\ntoken = "one"\nreadonly_token = "look"\n'
+        f'[[databases]]\nredis_url = "{valkey_url}/2"\ntoken = "two"\n',
+        encoding="utf-8",
+    )
+    plain = start("gateway", "--config", str(file), "--port", "0", "--json").json()["rest_url"]
+    open_ = start(
+        *("gateway", "--config", str(file), "--port", "0", "--json"), *("--allow-admin", "--billed", "--faults")
+    ).json()["rest_url"]
+
+    def ask(url: str, token: str, *command: str, path: str = "") -> httpx.Response:
+        return httpx.post(url + path, json=list(command), headers={"authorization": f"Bearer {token}"})
+
+    assert ask(plain, "one", "SET", queue_name, "1").json() == {"result": "OK"}
+    assert ask(plain, "two", "GET", queue_name).json() == {"result": None}
+    assert ask(plain, "look", "GET", queue_name).json() == {"result": "1"}
+    assert ask(plain, "look", "SET", queue_name, "2").status_code == 400
+    assert ask(plain, "one", "CONFIG", "GET", "maxmemory").status_code == 400
+    assert ask(open_, "one", "CONFIG", "GET", "maxmemory").json()["result"][0] == "maxmemory"
+    assert "outlast-billed" not in ask(plain, "one", "GET", queue_name).headers
+    assert ask(open_, "one", "GET", queue_name).headers["outlast-billed"] == "1"
+    switch = {"action": "drop_reply", "command": "SET"}
+    headers = {"authorization": "Bearer one"}
+    assert httpx.post(f"{plain}/-/faults", json=switch, headers=headers).status_code >= 400
+    assert httpx.post(f"{open_}/-/faults", json=switch, headers=headers).status_code < 300
+    with pytest.raises(httpx.TransportError):
+        ask(open_, "one", "SET", queue_name, "3")
+    assert ask(plain, "one", "GET", queue_name).json() == {"result": "3"}
+
+    wrong = start("gateway", "--config", str(tmp_path / "nothing.toml"))
+    assert wrong.wait() == 2
+    assert "nothing.toml" in wrong.said
+    assert "Traceback" not in wrong.said
+    both = start("gateway", "--config", str(file), "--token", "x")
+    assert both.wait() == 2

@@ -134,30 +134,72 @@ def gateway(
     token: Annotated[
         str | None, Option(show_default=False, help="What callers must send; default OUTLAST_REST_TOKEN, or a new one.")
     ] = None,
+    readonly_token: Annotated[str | None, Option(show_default=False, help="One more, which may only read.")] = None,
+    config_file: Annotated[
+        Path | None,
+        Option(
+            "--config",
+            metavar="FILE",
+            show_default=False,
+            help="TOML: several [[databases]] with redis_url and token, and the gateway's other settings.",
+        ),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, Option(show_default=False, help="A Host header that is answered, for a bind elsewhere.")
+    ] = None,
+    allow_admin: Annotated[bool, Option("--allow-admin", help="Pass on CONFIG, DEBUG and the like.")] = False,
+    access_log: Annotated[bool, Option("--access-log", help="Log commands, without keys and values.")] = False,
+    billed: Annotated[
+        bool, Option("--billed", help="Count billed commands: a header, and the total at /-/billed.")
+    ] = False,
+    faults: Annotated[
+        bool, Option("--faults", help="Test switches at /-/faults: lose replies, delay, refuse.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """An Upstash-compatible REST front for your own Redis."""
     import asyncio
+    import logging
     import secrets
 
     from outlast import ConfigurationError
-    from outlast_worker.gateway import Database, GatewayConfig
-    from outlast_worker.gateway.config import LOOPBACK_NAMES, is_loopback
+    from outlast_worker.gateway import Database, Faults, GatewayConfig
+    from outlast_worker.gateway.config import is_loopback
 
     from .connect import redis_url_or_environment
 
     log_to_stderr("WARNING")
-    url = redis_url_or_environment(redis_url)
-    if url is None:
-        raise ConfigurationError("no database: give --redis-url, or set OUTLAST_REDIS_URL")
     local = is_loopback(host)
-    config = GatewayConfig(
-        databases=[
-            Database(redis_url=url, token=token or os.environ.get("OUTLAST_REST_TOKEN") or secrets.token_urlsafe(24))
-        ],
-        allow_remote=not local,
-        allowed_hosts=LOOPBACK_NAMES if local else ["*"],
-    )
+    settings: dict[str, Any] = {"allow_remote": not local}
+    if allowed_host or (config_file is None and not local):
+        settings["allowed_hosts"] = allowed_host or ["*"]
+    settings |= {
+        name: value
+        for name, value in {
+            "allow_admin": allow_admin,
+            "access_log": access_log,
+            "count_billed": billed,
+            "faults": Faults() if faults else None,
+        }.items()
+        if value
+    }
+    if config_file is not None:
+        if redis_url or token or readonly_token:
+            raise usage("--config names databases and tokens itself; leave --redis-url and the tokens out")
+        try:
+            config = GatewayConfig.load(config_file, **settings)
+        except (OSError, ValueError) as error:
+            raise usage(f"--config {config_file}: {error}") from error
+    else:
+        url = redis_url_or_environment(redis_url)
+        if url is None:
+            raise ConfigurationError("no database: give --redis-url or --config, or set OUTLAST_REDIS_URL")
+        token = token or os.environ.get("OUTLAST_REST_TOKEN") or secrets.token_urlsafe(24)
+        config = GatewayConfig(
+            databases=[Database(redis_url=url, token=token, readonly_token=readonly_token)], **settings
+        )
+    if access_log:
+        logging.getLogger("outlast").setLevel("INFO")
     return asyncio.run(serve_gateway(config, host, port, as_json=as_json))
 
 
