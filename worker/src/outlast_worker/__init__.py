@@ -1,8 +1,8 @@
 """outlast-worker: runs the jobs of an outlast queue on a machine that stays up.
 
-`Worker` declares and runs handlers; `JobContext` and `SyncJobContext` are what they are given; `outlast_worker.tcp` has
-the transports that also carry clients over TCP. Each is loaded on first use: the command `outlast` shows its help, and
-a client finds its transport, without a worker.
+`Worker` declares and runs handlers; `JobContext` and `SyncJobContext` are what they are given; `provider_error` says
+what a provider's refusal means for the job; `outlast_worker.tcp` has the transports that also carry clients over TCP.
+Each is loaded on first use: the command `outlast` shows its help, and a client finds its transport, without a worker.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .context import JobContext, SyncJobContext
+    from .provider import provider_error
     from .stop_signal import JobSignal, StopReason
     from .worker import Worker
 
-__all__ = ["JobContext", "JobSignal", "StopReason", "SyncJobContext", "Worker"]
+__all__ = ["JobContext", "JobSignal", "StopReason", "SyncJobContext", "Worker", "provider_error"]
 
 _HOME = {
     "JobContext": "context",
@@ -22,6 +23,7 @@ _HOME = {
     "StopReason": "stop_signal",
     "SyncJobContext": "context",
     "Worker": "worker",
+    "provider_error": "provider",
 }
 
 
