@@ -14,7 +14,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from ..conftest import BASE_PYTHON, BEARER, ROOT, Hand, Packages, Upstream, dependencies, python_path
+from ..conftest import BASE_PYTHON, BEARER, ROOT, Hand, Packages, Upstream, dependencies, python_path, until_quiet
 
 EXAMPLES = ROOT / "edge" / "examples"
 PYTHON = [str(BASE_PYTHON), "-S", "-m"]
@@ -117,6 +117,31 @@ def test_an_asgi_server_in_one_line(site: httpx.Client, over: str, hand: Hand, u
     hand.take(made.json()["id"])
     listen(site, made.json()["events_url"], BEARER, hand)
     assert (requests.fired > 0) == (over == "http")
+
+
+@pytest.mark.parametrize(
+    "site", [pytest.param(("asgi", command, "http"), id=name) for name, command in ASGI.items()], indirect=True
+)
+def test_h58_a_viewer_that_leaves_is_let_go_and_the_job_runs_on(
+    site: httpx.Client, hand: Hand, upstream: Upstream
+) -> None:
+    """Before the first event, in silence, and in mid-token; on three servers, each with its own way of telling."""
+    made = site.post("/v1/jobs", json={"payload": {"prompt": "hello"}}, headers=BEARER).json()
+    reads = upstream.faults.delay(0, times=None)
+    with connect_sse(site, "GET", made["events_url"], headers=BEARER):
+        pass
+    hand.take(made["id"])
+    with connect_sse(site, "GET", made["events_url"], headers=BEARER) as source:
+        hand.say("one")
+        next(event for event in source.iter_sse() if event.event == "chunk")
+        time.sleep(0.5)
+    with connect_sse(site, "GET", made["events_url"], headers=BEARER) as source:
+        hand.say("two")
+        next(event for event in source.iter_sse() if event.event == "chunk")
+    until_quiet(reads)
+    assert reads.fired > 0
+    assert site.get(made["url"], headers=BEARER).json()["status"] == "active"
+    hand.end("the answer")
 
 
 @pytest.mark.parametrize("site", [("wsgi", WSGI["flask"], "http")], indirect=True)
