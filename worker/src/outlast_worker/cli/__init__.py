@@ -9,6 +9,7 @@ on stderr.
 """
 
 from . import jobs as jobs
+from . import queues as queues
 from . import serve
 from .app import app, main
 

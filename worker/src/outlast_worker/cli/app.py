@@ -65,7 +65,7 @@ def main() -> None:
     app(prog_name="outlast")
 
 
-def command(function: Callable[..., int | None]) -> None:
+def command(function: Callable[..., int | None], *, on: typer.Typer = app, name: str | None = None) -> None:
     """Register a command. Its errors become one line on stderr and an exit code; tracebacks are for bugs."""
 
     @wraps(function)
@@ -84,7 +84,7 @@ def command(function: Callable[..., int | None]) -> None:
             code = INTERRUPTED
         raise typer.Exit(code or 0)
 
-    app.command(function.__name__.replace("_", "-"))(run)
+    on.command(name or function.__name__.replace("_", "-"))(run)
 
 
 def usage(message: str) -> Exception:

@@ -90,6 +90,7 @@ def job_json(job: Job[Any, Any], queue: str) -> dict[str, Any]:
         "cancel_requested": job.cancel_requested,
         "idempotency_key": job.idempotency_key,
         "owner": job.owner,
+        "usage": job.usage or None,
         "error": job.error,
     }
     try:
