@@ -245,10 +245,10 @@ def test_h47_a_refusal_that_does_not_pass_is_raised_when_the_time_is_up(make_res
     route = respx.post(URL).mock(return_value=refused("LOADING for ever"))
     begin = time.monotonic()
     with pytest.raises(ServerError, match="LOADING") as caught:
-        make_rest(timeout=0.5).send(PING)
+        make_rest(timeout=2.0).send(PING)  # long enough for a busy machine to answer the last try in time
     assert caught.value.code == "LOADING"
-    assert 0.1 < time.monotonic() - begin < 2
-    assert 2 < route.call_count < 10
+    assert 0.5 < time.monotonic() - begin < 4
+    assert 2 < route.call_count < 15
 
 
 @respx.mock
