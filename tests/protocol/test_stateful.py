@@ -58,6 +58,7 @@ class Job:
     """How often a take of the current life was brought to an end by its holder."""
     takes: int = 0
     hook: bool = False
+    steps: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -70,6 +71,7 @@ class Model:
     keys: dict[str, str] = field(default_factory=dict)
     seq: int = 0
     paused_until: int = 0
+    limit: int | None = None
     told: list[tuple[str, str, int]] = field(default_factory=list)
     """What the webhooks must hear: id, end and time of it, one for each end of each life."""
 
@@ -116,6 +118,8 @@ class Model:
         for job in moved:
             self.queue_up(job, now)
         taken = []
+        if self.limit is not None:
+            k = min(k, max(0, self.limit - len(self.leases)))
         if now >= self.paused_until:
             for id in sorted(self.ready, key=lambda id: (self.ready[id], id))[:k]:
                 del self.ready[id]
@@ -227,25 +231,34 @@ class Machine(RuleBasedStateMachine):
             job.flagged = True
             self.model.end(job, "cancelled", self.lab.now)
 
-    @rule(data=st.data(), most=st.integers(1, 3), lost=st.booleans())
+    @rule(data=st.data(), most=st.integers(1, 3), lost=st.booleans(), keep=st.booleans())
     @precondition(lambda self: self.model.jobs)
-    def retry_dead(self, data: st.DataObject, most: int, lost: bool) -> None:
+    def retry_dead(self, data: st.DataObject, most: int, lost: bool, keep: bool) -> None:
         job = self.model.jobs[data.draw(st.sampled_from(sorted(self.model.dead) or sorted(self.model.jobs)))]
         self.requests += 1
-        call = calls.retry_dead(self.lab.keys, job.id, nonce=f"n{self.requests}", max_attempts=most, now=self.lab.now)
+        call = calls.retry_dead(
+            self.lab.keys, job.id, nonce=f"n{self.requests}", max_attempts=most, keep_steps=keep, now=self.lab.now
+        )
         answer = self.send(call, lost)
         assert answer is (job.status == "failed")
         if answer:
             del self.model.dead[job.id]
             job.attempt, job.most, job.text, job.flagged, job.result = 0, most, "", False, None
+            job.steps = job.steps if keep else {}
             self.model.queue_up(job, self.lab.now)
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    @rule(worker=st.sampled_from(["w1", "w2"]), k=st.integers(0, 3), lost=st.booleans(), bell=st.booleans())
-    def reserve(self, worker: str, k: int, lost: bool, bell: bool) -> None:
+    @rule(
+        worker=st.sampled_from(["w1", "w2"]),
+        k=st.integers(0, 3),
+        lost=st.booleans(),
+        bell=st.booleans(),
+        limited=st.sampled_from(["", "room", "paused"]),
+    )
+    def reserve(self, worker: str, k: int, lost: bool, bell: bool, limited: str) -> None:
         self.requests += 1
-        options: dict[str, Any] = {"worker": worker, "request": self.requests, "bell": bell}
+        options: dict[str, Any] = {"worker": worker, "request": self.requests, "bell": bell, "limited": limited}
         call = self.lab.reserve_call(k, stale_at_ms=self.lab.now + 1000, **options)
         answer = self.send(call, lost, self.lab.reserve_call(k, again=True, **options))
         taken = self.model.reserve(k, f"{worker}:{self.requests}", self.lab.now)
@@ -253,6 +266,11 @@ class Machine(RuleBasedStateMachine):
             # The repeat of a request that took nothing is a request like any other; it found what the first left.
             taken = self.model.reserve(k, f"{worker}:{self.requests}", self.lab.now)
         assert [job.id for job in answer.jobs] == [job.id for job in taken]
+        if self.lab.now < self.model.paused_until:
+            assert answer.limited == "paused"
+        elif k > 0 and not (lost and taken):  # a repeat says nothing of limits
+            full = self.model.limit is not None and len(self.model.leases) >= self.model.limit
+            assert answer.limited == ("room" if full else "")
         for reserved, job in zip(answer.jobs, taken, strict=True):
             assert (reserved.attempt, reserved.starts) == (job.attempt, job.starts)
             assert (reserved.max_attempts, reserved.priority, reserved.key) == (job.most, job.priority, job.key)
@@ -280,6 +298,20 @@ class Machine(RuleBasedStateMachine):
             job.text += "".join(texts)
             if renew:
                 self.model.leases[job.id] = self.lab.now + LEASE
+
+    @rule(data=st.data(), name=st.sampled_from(["a", "b", "gen"]), lost=st.booleans())
+    @precondition(lambda self: self.holders)
+    def step(self, data: st.DataObject, name: str, lost: bool) -> None:
+        holder, job = self.holder(data)
+        found, stale = holder.steps()
+        if job:
+            assert found == job.steps
+        if name in found:
+            return  # the holder returns what is kept
+        answer = self.send(holder.step_call(name, holder.job.token, stale=stale), lost)
+        assert answer == ("lost" if job is None else "cancel" if job.flagged else "ok")
+        if job:
+            job.steps[name] = holder.job.token
 
     @rule(worker=st.sampled_from(["w1", "w2"]), lost=st.booleans())
     @precondition(lambda self: self.holders)
@@ -346,6 +378,12 @@ class Machine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.lab.now += ms
 
+    @rule(limit=st.sampled_from([None, 1, 2]))
+    def an_operator_sets_a_limit(self, limit: int | None) -> None:
+        command = ("HDEL", "concurrency") if limit is None else ("HSET", "concurrency", limit)
+        self.lab.raw(command[0], self.lab.keys.config, *command[1:])
+        self.model.limit = limit
+
     @rule()
     def every_lease_lapses(self) -> None:
         self.lab.now += LEASE + 1
@@ -408,7 +446,10 @@ class Machine(RuleBasedStateMachine):
                 pass
         # The argument `now` stands for the server's clock, which has gone on.
         position = 1 + int(call.args[0])
-        late = Call((*call.args[:position], str(self.lab.now), *call.args[position + 1 :]), call.decode, call.script)
+        late = call
+        if call.script.argv[0] == "now":
+            arguments_now = (*call.args[:position], str(self.lab.now), *call.args[position + 1 :])
+            late = Call(arguments_now, call.decode, call.script)
         before = self.contents()
         try:
             self.lab.reply(late)
@@ -478,6 +519,12 @@ class Machine(RuleBasedStateMachine):
             assert ("finishedAt" in fields) == (job.status in TERMINAL)
             # Each take ends once: by its holder, or by the reserve that found it lapsed.
             assert job.settles <= job.takes
+            steps = state.pop(f"steps:{id}", None)
+            assert bool(steps) == bool(job.steps)
+            if steps:
+                assert steps["fields"].pop("gen") == fields["gen"]
+                assert {name.removeprefix("s:"): value for name, value in steps["fields"].items()} == job.steps
+                assert steps["ttl_ms"] is not None
             stream = state.pop(f"events:{id}", None)
             if stream:
                 assert (stream["ttl_ms"] is not None) == (job.status in TERMINAL)
@@ -501,7 +548,7 @@ class Machine(RuleBasedStateMachine):
         assert [(end["id"], end["status"], end["at"]) for end in heard] == model.told
         assert len(hooks.get("ready", {"members": ()})["members"]) == len(told)
         # What is left are the queue's own keys, and no key without an owner.
-        assert {name.partition(":")[0] for name in state} <= {"seq", "signal", "take", "ctl", "config"}
+        assert {name.partition(":")[0] for name in state} <= {"seq", "signal", "take", "ctl", "config", "room"}
         for name, key in state.items():
             assert (key["ttl_ms"] is not None) == name.startswith(("take:", "ctl:"))
 
