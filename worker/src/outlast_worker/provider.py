@@ -33,13 +33,18 @@ def provider_error(
 
     Switch the client's own retries off (``max_retries=0``), or each attempt pays several times.
     """
-    status, text = _status(error), error_text(error)
-    wait = _retry_after(error)
-    if status == 429 and "insufficient_quota" not in text:
-        return RateLimitedError(text, retry_after=to_ms(pause, "pause") / 1000 if wait is None else wait)
+    return meaning(_status(error), error_text(error), wait=_retry_after(error), pause=to_ms(pause, "pause") / 1000)
+
+
+def meaning(
+    status: int | None, said: str, *, wait: float | None, pause: float
+) -> RetryJobError | RateLimitedError | TerminalJobError:
+    """The rule itself: what a refusal with this status and text asks for. `wait`: seconds that the provider named."""
+    if status == 429 and "insufficient_quota" not in said:
+        return RateLimitedError(said, retry_after=pause if wait is None else wait)
     if status is None or status == 408 or status >= 500:
-        return RetryJobError(text, retry_after=wait)
-    return TerminalJobError(text)
+        return RetryJobError(said, retry_after=wait)
+    return TerminalJobError(said)
 
 
 def _status(error: BaseException) -> int | None:

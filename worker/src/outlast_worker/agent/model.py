@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from outlast.errors import ConfigurationError, RetryJobError
-from outlast_worker.providers import completion
+from outlast_worker.chat import completion
 
 __all__ = ["ChatModel"]
 

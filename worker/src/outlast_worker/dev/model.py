@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field
 
 from outlast import Queue
 from outlast_worker import JobContext, Worker
-from outlast_worker.providers import completion
+from outlast_worker.chat import completion
 
 __all__ = ["Prompt", "generate", "provider", "worker"]
 

@@ -1,4 +1,4 @@
-"""Chat endpoints that speak OpenAI's protocol: how to call one, and what its refusals mean for a job."""
+"""Chat endpoints that speak OpenAI's protocol: how to call one, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 
 import httpx
 
-from outlast.errors import OutlastError, RateLimitedError, RetryJobError, TerminalJobError
+from outlast.errors import OutlastError, RetryJobError
 from outlast.rest import _retry_after
 
-__all__ = ["completion", "provider_error"]
+from .provider import meaning
+
+__all__ = ["completion"]
+
+PAUSE = 10.0
+"""Seconds for which a 429 without Retry-After pauses the queue."""
 
 
 async def completion(
@@ -33,7 +38,7 @@ async def completion(
         ):
             if response.status_code != 200:
                 await response.aread()
-                raise provider_error(response)
+                raise _refused(response)
             async with aclosing(_events(response)) as events:
                 async for data in events:
                     if data == b"[DONE]":
@@ -70,16 +75,11 @@ async def _events(response: httpx.Response) -> AsyncGenerator[bytes]:
                 yield line[5:].strip()
 
 
-def provider_error(response: httpx.Response) -> OutlastError:
-    """What a provider's refusal means for the job. Its own text is not repeated: it may quote a key or the prompt."""
+def _refused(response: httpx.Response) -> OutlastError:
+    """What a refusal means for the job. The provider's own text is not repeated: it may quote a key or the prompt."""
     status, code = response.status_code, ""
     with suppress(ValueError, LookupError, TypeError, AttributeError):
         problem = response.json()["error"]
         code = str(problem.get("code") or problem.get("type") or "")[:60]
     said = f"the provider answered {status}" + (f" ({code})" if code else "")
-    after = _retry_after(response)
-    if status == 429 and code != "insufficient_quota":  # which no pause mends
-        return RateLimitedError(said, retry_after=10.0 if after is None else after)
-    if status == 408 or status >= 500:
-        return RetryJobError(said, retry_after=after)
-    return TerminalJobError(said)
+    return meaning(status, said, wait=_retry_after(response), pause=PAUSE)
