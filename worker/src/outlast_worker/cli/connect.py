@@ -29,7 +29,7 @@ FORGET = 3600.0
 
 
 def live_workers(client: Client, queue: str) -> dict[str, dict[str, Any]]:
-    """Worker id to what it last said of itself, with `seen`, the seconds since then. A blocked one does not live."""
+    """Worker id to what it last said of itself, with `seen`, the seconds since then."""
     keys = Keys(client._prefix + queue)
     said, now = client._transport.send_many([calls.workers(keys), Call(("TIME",), _ms)])
     alive: dict[str, dict[str, Any]] = {}
@@ -40,7 +40,7 @@ def live_workers(client: Client, queue: str) -> dict[str, dict[str, Any]]:
             seen = max(0.0, (now - told["at"]) / 1000)
         except (ValueError, TypeError, KeyError):
             continue  # another version's or another implementation's
-        if seen <= LIVE and told.get("state") != "blocked":
+        if seen <= LIVE:
             alive[id] = {**told, "seen": seen}
         elif seen > FORGET:
             gone.append(id)

@@ -382,7 +382,7 @@ def workers(
     ] = None,
     host: Annotated[
         str | None,
-        Option(metavar="HOST", show_default=False, help="Only those on this host; exit code 1 if there is none."),
+        Option(metavar="HOST", show_default=False, help="Only those on this host; exit code 1 if none is well."),
     ] = None,
     redis_url: RedisUrl = None,
     rest_url: RestUrl = None,
@@ -417,7 +417,8 @@ def workers(
         show.table(("HOST", "PID", "QUEUES", "BUSY", "STATE", "SEEN", "VERSION"), rows)
     else:
         show.note("no live workers" + (f" on host {host}" if host is not None else ""))
-    return NO if host is not None and not listed else 0
+    well = [info for info in listed if info.get("state") != "blocked"]
+    return NO if host is not None and not well else 0
 
 
 def age(seconds: float) -> str:
