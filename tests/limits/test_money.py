@@ -82,8 +82,9 @@ async def test_usage_of_a_crashed_attempt_counts_once_it_was_written(
 
 
 async def test_what_a_step_used_is_on_the_record_before_the_step_is(
-    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient, raw: redis.Redis, keys: Keys
+    valkey_url: str, queue_name: str, aclient: AsyncClient, raw: redis.Redis, keys: Keys
 ) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, max_attempts=1)
     worker = Worker(valkey_url, emit_interval=60)  # nothing is written by itself for a minute
 
     @worker.handles(queue)

@@ -279,6 +279,16 @@ def test_a_held_back_job_is_where_any_worker_finds_it_and_can_be_cancelled(lab: 
     assert ids_of(lab.take(4)) == ["j00003"]
 
 
+def test_a_job_that_shows_up_and_is_held_back_anew_keeps_its_rank(lab: Lab) -> None:
+    rule(lab, owner_cap=1)
+    many(lab, 4, **of("o"))
+    [job] = lab.take(4)
+    lab.raw("ZADD", lab.keys.scheduled, 1, "j00001")
+    assert lab.take(4) == []
+    end(lab, job)
+    assert ids_of(lab.take(4)) == ["j00001"]
+
+
 def test_what_a_foreign_worker_or_a_crash_ended_does_not_count_for_ever(lab: Lab) -> None:
     rule(lab, owner_cap=2)
     many(lab, 6, **of("o"))

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import redis
 from pydantic import BaseModel
+from tests.servers import start_valkey
 from tests.worker.conftest import until
 from tests.worker.faults import Proxy
 
-from outlast import AsyncClient, InvalidArgumentError, Queue, StepValueError, TerminalJobError
+from outlast import AsyncClient, InvalidArgumentError, Queue, StepValueError, StoreFullError, TerminalJobError
 from outlast.protocol import Keys, calls
 from outlast_worker import JobContext, SyncJobContext, Worker
 
@@ -267,32 +268,40 @@ async def test_a_lost_reply_never_runs_a_step_twice(
     assert paid.runs == {f"{n}/{i}": 1 for n in range(5) for i in range(20)}
 
 
-async def test_a_step_that_is_stored_while_its_handler_is_stopped_is_not_lost(
+async def test_a_step_that_was_paid_for_is_stored_although_its_handler_is_stopped(
     valkey_url: str, queue_name: str, aclient: AsyncClient, paid: Paid
 ) -> None:
-    """The worker is told to hand the job back while the value is on its way: that arrives before the job leaves."""
+    """The link is down when the value is there, and the worker is told to hand back: it waits for the value."""
     queue: Queue[Any, Any] = Queue(queue_name, lease=5)
     jobs = aclient.queue(queue)
+    interrupted: list[str | None] = []
     with Proxy(valkey_url) as proxy:
         worker = Worker(proxy.url)
 
-        @worker.handles(queue)
         async def run(job: JobContext[Any]) -> str:
             async def costs() -> str:
-                proxy.delay = 0.3
+                proxy.down()
                 return await paid.call("costs")  # type: ignore[no-any-return]
 
-            return await job.step("costs", costs)
+            try:
+                return await job.step("costs", costs)
+            except asyncio.CancelledError:
+                interrupted.append(job.signal.reason)
+                raise
 
+        worker.handles(queue)(run)
         async with worker:
             job = await jobs.enqueue(None)
             await until(lambda: paid.runs["costs"], "it is paid for")
+            await asyncio.sleep(0.1)
             worker.stop(now=True)
+            await until(lambda: interrupted, "the handler is interrupted")
+            proxy.heal()
         second = Worker(valkey_url)
         second.handles(queue)(run)
-        proxy.delay = 0
         async with second:
             assert await jobs.wait(job.id, timeout=15) == "COSTS"
+    assert interrupted == ["shutdown"]
     assert paid.runs == {"costs": 1}
 
 
@@ -365,6 +374,7 @@ async def test_steps_live_as_long_as_the_life_of_their_job(
             case "released":
                 stopped.stop(now=True)
             case "by another":
+                raw.hset(keys.steps(job.id), "s:old", "1")
                 raw.delete(keys.job(job.id), keys.events(job.id))
                 raw.zrem(keys.leases, job.id)
                 raw.hset(keys.job(job.id), mapping={"id": job.id, "payload": "null"})
@@ -392,6 +402,7 @@ async def test_steps_live_as_long_as_the_life_of_their_job(
     kept = how in ("released", "reclaimed", "revived")
     assert paid.runs == {"a": 1 if kept else 2, "b": 1}
     assert raw.hget(keys.steps(job.id), "gen") == raw.hget(keys.job(job.id), "gen")
+    assert raw.hlen(keys.steps(job.id)) == 3, "those of another life are dropped"
     assert 0 < raw.pttl(keys.steps(job.id)) <= queue.result_ttl_ms
 
 
@@ -426,3 +437,26 @@ async def test_a_step_in_a_thread_that_blocks_does_not_block_its_neighbours(
     async with worker:
         job = await aclient.queue(queue).enqueue(None)
         assert await aclient.queue(queue).wait(job.id, timeout=15) < 0.6
+
+
+async def test_a_full_database_is_told_to_whoever_waits_for_the_step(
+    queue_name: str, monkeypatch: pytest.MonkeyPatch, paid: Paid
+) -> None:
+    monkeypatch.setattr("outlast_worker.steps.PATIENCE", 0.2)
+    monkeypatch.setattr("outlast_worker.engine.FULL_PAUSE", 0.1)
+    queue: Queue[Any, Any] = Queue(queue_name, lease=5)
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
+        worker = Worker(server.connection_url)
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            raw.config_set("maxmemory", 1)
+            with pytest.raises(StoreFullError):
+                await job.step("a", paid.call, "a")
+            raw.config_set("maxmemory", 0)
+            return await job.step("a", paid.call, "a")  # type: ignore[no-any-return]
+
+        async with AsyncClient(redis_url=server.connection_url) as client, worker:
+            job = await client.queue(queue).enqueue(None)
+            assert await client.queue(queue).wait(job.id, timeout=15) == "A"
+    assert paid.runs == {"a": 2}
