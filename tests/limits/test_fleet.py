@@ -129,7 +129,11 @@ async def test_a_rate_that_the_provider_sets_pauses_everybody_and_costs_no_attem
     [(_, limited), *rest] = starts
     assert min(at for _, at in rest) - limited >= 0.99
     assert max(at for _, at in rest) - limited < 2.5, "it wakes on time"
-    assert rest[0][0] == 0, "the order is kept"
+    # By the server's clock: the replies of three workers reach this one process in any order.
+    records = [await jobs.get(id) for id in ids]
+    taken = [record.started_at for record in records if record is not None and record.started_at is not None]
+    assert len(taken) == len(ids)
+    assert taken[0] == min(taken), "the order is kept"
 
 
 async def test_a_paused_queue_costs_nothing_to_wait_on_and_wakes_on_time(queue_name: str, own_valkey: Any) -> None:
