@@ -217,6 +217,20 @@ async def test_caps_of_process_and_queue_hold(valkey_url: str, queue_name: str, 
     assert min(len(first.order), len(second.order)) == 20
 
 
+async def test_a_slot_that_one_queue_asked_for_in_vain_goes_to_the_other(
+    valkey_url: str, queue_name: str, aclient: AsyncClient
+) -> None:
+    """Both look at the same moment; the first books the only slot and finds nothing."""
+    empty: Queue[Any, Any] = Queue(queue_name + "-empty")
+    waiting: Queue[Any, Any] = Queue(queue_name + "-waiting")
+    worker, starts = Worker(valkey_url, concurrency=1), Starts()
+    worker.handles(empty)(starts)
+    worker.handles(waiting)(starts)
+    await aclient.queue(waiting).enqueue(1)
+    async with worker:
+        await starts.started(1, 5)
+
+
 async def test_no_slot_idles_while_jobs_wait(valkey_url: str, queue_name: str, aclient: AsyncClient) -> None:
     """Slots that come free while a take is under way, and takes that bring less than everything."""
     queue: Queue[Any, Any] = Queue(queue_name, lease=60)

@@ -139,6 +139,12 @@ class Engine:
         if not hungry:
             self._open_ears()
 
+    def unbooked(self, by: Intake) -> None:
+        """Slots that a take had booked and did not fill are for the queues that found none free meanwhile."""
+        for intake in self._intakes:
+            if intake is not by and intake.hungry and not intake.looking and intake.free:
+                intake.wake.set()
+
     def looked(self) -> None:
         """A queue has just been looked at."""
         self._open_ears()

@@ -100,6 +100,10 @@ class Intake:
         return max(0, min(self.registration.slots - self.running - self._booked, self._engine.free_slots()))
 
     @property
+    def looking(self) -> bool:
+        return self._booked > 0
+
+    @property
     def ear(self) -> str | None:
         """The list that would be of use, if any."""
         if self.stopped or self.free == 0:
@@ -182,6 +186,7 @@ class Intake:
             self._booked -= k
             engine.booked -= k
         if answer is None:
+            engine.unbooked(self)
             return
         self.terms = answer.terms or self.terms
         for job in answer.jobs:
@@ -199,6 +204,7 @@ class Intake:
             self._hint = self._loop.call_later(answer.hint_ms / 1000, self.look)
         if self.hungry and self.free:
             self.wake.set()
+        engine.unbooked(self)
         engine.looked()
 
     def _begin(self, attempt: Attempt) -> None:
