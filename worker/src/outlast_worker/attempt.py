@@ -386,7 +386,7 @@ class Attempt:
             if (error := self._output.pop_error()) is not None:
                 logger.warning("job %r: its last text could not be written: %s", self.job.id, error)
         await self._output.close(WIND_DOWN)
-        await self._steps.close(WIND_DOWN)
+        await self._steps.close()
         if outcome.pause_ms is None and self._terms.concurrency is None:
             self._free()  # the next reserve leaves in the same write as the settle; a pause has to be there before it
         answer = await self._send(outcome)

@@ -140,12 +140,10 @@ class Steps:
     async def in_thread(self, call: Callable[[], T]) -> T:
         return await in_thread(call, self._count)
 
-    async def close(self, patience: float) -> None:
-        """Let the last values arrive before the job is given away."""
+    async def close(self) -> None:
+        """Let the last values arrive before the job is given away, which needs the database just the same."""
         if self._saving:
-            await asyncio.wait(self._saving, timeout=patience)
-        for task in list(self._saving):
-            task.cancel()
+            await asyncio.wait(self._saving)
 
     async def _load(self) -> None:
         try:
@@ -181,7 +179,7 @@ class Steps:
                 if loop.time() > patience:
                     raise
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(pause * 2, 1.0)
+            pause = min(pause * 2, 0.5)
         return None
 
 
