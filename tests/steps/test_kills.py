@@ -19,12 +19,14 @@ from tests.worker.conftest import until
 from tests.worker.faults import Background
 
 from outlast import AsyncClient, Queue
+from outlast.protocol.digests import DIGESTS
 from outlast_worker import JobContext, Worker
 
 from .forks import STEPS
 
 ROOT = Path(__file__).parents[2]
 
+NAMES = {sha: name for name, sha in DIGESTS.items()}
 SCRIPTS = 1 + STEPS + 1
 """reserve, a save for each step, settle."""
 
@@ -75,8 +77,10 @@ class KillPoint(Background):
                     word = await reader.readexactly(int(size[1:]) + 2)
                     words.append(word[:-2])
                     command += size + word
-                if words[0] == b"EVALSHA":
-                    self.calls.append(words[1].decode())
+                script = NAMES.get(words[1].decode()) if words[0] == b"EVALSHA" else None
+                if script in ("step", "settle") or (script == "reserve" and script not in self.calls):
+                    # A slow machine may add renewals, and looks at what else is due.
+                    self.calls.append(script)
                     self._left -= 1
                     if self._left == 0:
                         if self._when == "before":
