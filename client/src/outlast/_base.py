@@ -126,6 +126,7 @@ class JobsBase(Generic[P, R]):
         owner: str | None,
         webhook: str | None = None,
         budget: Mapping[str, float] | None = None,
+        trace: str | None = None,
     ) -> Order:
         queue = self.queue
         key = "" if idempotency_key is None else check_id(idempotency_key, "idempotency_key")
@@ -144,6 +145,8 @@ class JobsBase(Generic[P, R]):
             extra.append(("resultTtlMs", str(to_ms(result_ttl, "result_ttl", least=1))))
         if budget is not None:
             extra.append(("budget", json.dumps(check_amounts(budget, "budget"), separators=(",", ":"))))
+        if trace is not None:
+            extra.append(("trace", trace))
         text = queue.encode_payload(payload)
         # 128 random bits: an id is no credential, but it must not be guessed either.
         job_id = os.urandom(16).hex() if id is None else check_id(id)

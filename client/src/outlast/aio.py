@@ -19,6 +19,7 @@ from ._base import (
 )
 from ._config import tcp_transport
 from .errors import OutlastError, StoreFullError, TransportError
+from .observe import enqueuing
 from .protocol import calls
 from .transport import AsyncTransport, adrive
 
@@ -190,27 +191,30 @@ class AsyncJobs(JobsBase[P, R]):
         A lost reply is asked for again and makes no second job. If the answer stays away, TransportError carries
         `job_id`, the id that the job has if it was made.
         """
-        order = self._order(
-            payload,
-            id=id,
-            idempotency_key=idempotency_key,
-            idempotency_ttl=idempotency_ttl,
-            priority=priority,
-            delay=delay,
-            max_attempts=max_attempts,
-            timeout=timeout,
-            expires=expires,
-            deadline=deadline,
-            result_ttl=result_ttl,
-            owner=owner,
-            webhook=webhook,
-            budget=budget,
-        )
-        try:
-            answer = await self._transport.send(order.call)
-        except TransportError as error:
-            error.job_id = order.id
-            raise
+        with enqueuing(self.queue.name) as observed:
+            order = self._order(
+                payload,
+                id=id,
+                idempotency_key=idempotency_key,
+                idempotency_ttl=idempotency_ttl,
+                priority=priority,
+                delay=delay,
+                max_attempts=max_attempts,
+                timeout=timeout,
+                expires=expires,
+                deadline=deadline,
+                result_ttl=result_ttl,
+                owner=owner,
+                webhook=webhook,
+                budget=budget,
+                trace=observed.trace,
+            )
+            try:
+                answer = await self._transport.send(order.call)
+            except TransportError as error:
+                error.job_id = order.id
+                raise
+            observed.answered(answer)
         return stamped(answer, self._transport.sync_token)
 
     async def get(self, id: str) -> Job[P, R] | None:

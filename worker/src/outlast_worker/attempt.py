@@ -29,11 +29,12 @@ from outlast.errors import (
     TerminalJobError,
     TransportError,
 )
+from outlast.observe import Outcome, Taken, observed, taken
 from outlast.protocol import calls
 from outlast.protocol.calls import Call, Reserved
 from outlast.transport import TRANSIENT
 
-from . import policy
+from . import logs, policy
 from .context import JobContext, SyncJobContext
 from .leases import Lease
 from .output import Output
@@ -63,6 +64,18 @@ class _Outcome(NamedTuple):
     body: str = ""
     delay_ms: int = 0
     pause_ms: int | None = None
+
+    @property
+    def word(self) -> Outcome:
+        match self.kind:
+            case "settle":
+                return self.status
+            case "retry":
+                return "retried"
+            case "release":
+                return "handed_back" if self.pause_ms is None else "rate_limited"
+            case _:
+                return "lost"
 
 
 class Attempt:
@@ -150,14 +163,21 @@ class Attempt:
         """From the payload to the settled job. Raises nothing."""
         leases = self._engine.leases
         leases.add(self._lease)
+        logs.current.set((self._queue.name, self.job.id, self.job.attempt))
+        watched = taken(self._taken()) if observed() else None
+        ended: Outcome = "lost"
         try:
             # A reserve that was under way when the worker was told to stop: straight back with its jobs.
             outcome = _Outcome("release") if self._engine.stopping else await self._attempt()
-            await self._finish(outcome)
+            if watched is not None:
+                watched.settling(outcome.word)
+            ended = await self._finish(outcome)
         except Exception:
             logger.exception("job %r: the worker itself failed; the lease will run out", self.job.id)
         finally:
             leases.remove(self._lease)
+            if watched is not None:
+                watched.ended(ended, self._error, self._usage.spent)
             await self._output.close(WIND_DOWN)
             if self._running:
                 self._engine.stuck.add(self)
@@ -166,6 +186,11 @@ class Attempt:
                 self._nag.cancel()
             self._free()
             self._result = self._error = None
+
+    def _taken(self) -> Taken:
+        job = self.job
+        waited = max(0, self._engine.clock.now_ms() - job.created_at_ms) / 1000 if job.starts == 1 else None
+        return Taken(self._queue.name, job.id, job.attempt, job.starts, waited, job.trace, self._engine.settings.name)
 
     def _free(self) -> None:
         if self._holds_slot and not self._running:
@@ -374,10 +399,10 @@ class Attempt:
 
     # -- settling ----------------------------------------------------------------------------------------------------
 
-    async def _finish(self, outcome: _Outcome) -> None:
+    async def _finish(self, outcome: _Outcome) -> Outcome:
         if outcome.kind == "nothing":
             self._log_lost(outcome)
-            return
+            return "lost"
         self._lease.until = inf  # the outcome is there; the time that is left is for writing it down
         self._output.drop_usage()
         if outcome.kind == "settle":
@@ -396,6 +421,13 @@ class Attempt:
             self._intake.due_in(outcome.delay_ms / 1000)
         if self._terms.owner_cap is not None and self.job.owner is not None:
             self._engine.aside(self._admit(self.job.owner))
+        match answer:
+            case "lost" | "refused":
+                return "lost"
+            case "cancelled":  # it came before the outcome did
+                return "cancelled"
+            case _:
+                return outcome.word
 
     async def _admit(self, owner: str) -> None:
         try:

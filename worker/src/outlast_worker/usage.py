@@ -64,6 +64,13 @@ class Usage:
         day = str(datetime.fromtimestamp(now_ms / 1000, UTC).date())
         return Used(text, day, [(name, json.dumps(amount)) for name, amount in more if amount])
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """What this attempt has added."""
+        before = amounts_of(self._job.usage)
+        more = {name: _sum(amount, -before.get(name, 0)) for name, amount in self._amounts.items()}
+        return {name: amount for name, amount in more.items() if amount}
+
     def _text(self) -> str:
         return json.dumps(self._amounts, ensure_ascii=False, separators=(",", ":"))
 
