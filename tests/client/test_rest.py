@@ -375,11 +375,14 @@ ANSWERS = {
 
 @respx.mock
 @pytest.mark.parametrize("name", ANSWERS)
-def test_h45_an_answer_that_is_none_is_a_transport_error_with_its_status(make_rest: Any, name: str) -> None:
+def test_h45_an_answer_that_is_none_is_a_transport_error_with_its_status(
+    make_rest: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.rest.backoff", lambda repeat: 0.001)
     response = ANSWERS[name]
     respx.post(URL).mock(return_value=response)
     respx.post(URL + "/pipeline").mock(return_value=response)
-    for send in (lambda: make_rest(timeout=0.4).send(PING), lambda: make_rest(timeout=0.4).send_many([PING, PING])):
+    for send in (lambda: make_rest(timeout=5).send(PING), lambda: make_rest(timeout=5).send_many([PING, PING])):
         with pytest.raises(TransportError) as caught:
             send()
         assert name == "gzip" or caught.value.status == response.status_code
@@ -389,11 +392,12 @@ def test_h45_an_answer_that_is_none_is_a_transport_error_with_its_status(make_re
 
 
 @respx.mock
-def test_h45_a_pipeline_of_another_length_is_no_answer(make_rest: Any) -> None:
+def test_h45_a_pipeline_of_another_length_is_no_answer(make_rest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlast.rest.backoff", lambda repeat: 0.001)
     for slots in ([{"result": 1}], [{"result": 1}] * 3, [{"result": 1}, []], [{"result": 1}, None]):
         respx.post(URL + "/pipeline").mock(return_value=httpx.Response(200, json=slots))
         with pytest.raises(TransportError):
-            make_rest(timeout=0.2).send_many([PING, PING])
+            make_rest(timeout=5).send_many([PING, PING])
 
 
 @respx.mock

@@ -67,10 +67,17 @@ async def test_eight_workers_a_limit_of_three_and_kills(
     ids = [(await jobs.enqueue(None)).id for _ in range(45)]
     await until(lambda: sum(len(each.said("end")) for each in workers) >= 9, "some are done")
     killed: dict[int, float] = {}
+
+    busy: list[int] = []
+
+    def somebody_is_at_work() -> bool:
+        alive = [(n, each) for n, each in enumerate(workers) if n not in killed]
+        busy[:] = [n for n, each in alive if len(each.said("start")) > len(each.said("end"))]
+        return bool(busy)
+
     for _ in range(2):
-        victim = next(
-            n for n, each in enumerate(workers) if n not in killed and len(each.said("start")) > len(each.said("end"))
-        )
+        await until(somebody_is_at_work, "somebody is at work")
+        victim = busy[0]
         workers[victim].kill()
         killed[victim] = time.time()
         await asyncio.sleep(0.7)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from tests.protocol.lab import Lab
 
 from outlast import AsyncClient, BudgetExceededError, InvalidArgumentError, Queue, RateLimitedError, TerminalJobError
 from outlast.protocol import Keys
@@ -79,6 +80,40 @@ async def test_usage_of_a_crashed_attempt_counts_once_it_was_written(
         async with second:
             assert (await ended(aclient, queue, job.id)).usage == {"cost": 3}
     assert list((await jobs.usage()).values()) == [{"cost": 3}]
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+def test_usage_of_a_job_that_a_crash_ends_is_in_the_totals_once(lab: Lab, end: str) -> None:
+    """What an earlier attempt counted is not counted again; what the last one wrote is not lost with its worker."""
+    day = lab.keys.usage("2026-12-01")
+    first = lab.running(max_attempts=2).uses("2026-12-01", tokens=10, cost=0.1)
+    first.retry()
+    assert lab.raw("HGETALL", day) == ["tokens", "10", "cost", "0.1"]
+    lab.now = int(datetime(2028, 2, 29, 23, 50, tzinfo=UTC).timestamp() * 1000)
+    lab.reserve(0)  # promoted
+    second = lab.one()
+    lab.send(second.flush_call(usage='{"tokens":15,"cost":0.3,"a b:1":2e-7}'))
+    if end == "cancelled":
+        lab.cancel()
+    lab.lapse()
+    lab.reserve(0)
+    lab.reserve(0)
+    record = lab.record()
+    assert (record["status"], record["counted"]) == (end, record["usage"])
+    assert lab.raw("HGETALL", lab.keys.usage("2028-02-29")) == ["tokens", "5", "cost", "0.2", "a b:1", "2e-07"]
+    assert lab.raw("HGETALL", day) == ["tokens", "10", "cost", "0.1"]
+
+
+@pytest.mark.parametrize(
+    "day", ["1999-12-31", "2000-02-29", "2000-03-01", "2026-11-30", "2027-01-01", "2027-02-28", "2100-03-01"]
+)
+def test_the_day_of_a_crash_is_that_of_the_calendar(lab: Lab, day: str) -> None:
+    lab.now = int(datetime.fromisoformat(f"{day}T23:00:00+00:00").timestamp() * 1000)
+    job = lab.running(max_attempts=1)
+    lab.send(job.flush_call(usage='{"cost":1}'))
+    lab.lapse()
+    lab.reserve(0)
+    assert lab.raw("HGETALL", lab.keys.usage(day)) == ["cost", "1"]
 
 
 async def test_what_a_step_used_is_on_the_record_before_the_step_is(

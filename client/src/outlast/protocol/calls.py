@@ -254,7 +254,7 @@ def enqueue(
 
 CancelAnswer = Literal["cancelled", "requested", "finished", "unknown"]
 
-_CANCEL = Script("cancel", "job events ready scheduled", "now id result_ttl_ms base relief ctl_ttl_ms")
+_CANCEL = Script("cancel", "job events ready scheduled config", "now id result_ttl_ms base relief ctl_ttl_ms")
 
 
 def cancel(
@@ -263,11 +263,12 @@ def cancel(
     """Cancel a job. `relief`: the call before was refused for lack of memory."""
     return Call(
         (
-            "4",
+            "5",
             keys.job(id),
             keys.events(id),
             keys.ready,
             keys.scheduled,
+            keys.config,
             _now(now),
             id,
             str(result_ttl_ms),

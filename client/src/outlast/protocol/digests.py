@@ -2,13 +2,13 @@
 
 DIGESTS: dict[str, str] = {
     "admit": "1517a96d19ad4b20e9627101af30940c7086b4f4",
-    "cancel": "336fc418644a05097f3064cd219e22c732d14530",
+    "cancel": "b550a145710289abf0c2c55be42c6c9183066d25",
     "enqueue": "c00ec1eaf9a73727a17148da99c621b0a5513b1e",
     "flush": "a7ffbf3f00321de6c53814abbe49518897c3f815",
     "prune_dead": "181595c16b85391a2063c435c0124590b1bebcc1",
     "release": "0c4d35fbbcd643df94c7632a94b7201c7e79daa7",
     "renew": "cef59c8792abecb64ac426e53305581878e2ed5d",
-    "reserve": "0b7dcb0ea7ed6f0f561ef69ed6b336e4c02afaf6",
+    "reserve": "f3f75a16a2eebea254d3d201692558a06d62fdb7",
     "retry": "8c32bf1130566233d378c7f8c5c746c23946a78e",
     "retry_dead": "a432f7e660769ee0bc46449d98c5c88b5d62a0b5",
     "settle": "8cd1ccb420360db4427221e49ce1e04bc258725a",

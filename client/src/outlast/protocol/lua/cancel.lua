@@ -1,10 +1,11 @@
 --[[ cancel: end a job that has not started, or flag a running one and tell its worker.
-KEYS  job events ready scheduled
+KEYS  job events ready scheduled config
 ARGV  now id result_ttl_ms base relief ctl_ttl_ms
 REPLY cancelled | requested | finished | unknown
-      finished: it completed or failed before; relief: 1 after an OOM answer
+      finished: it completed or failed before; relief: 1 after an OOM answer;
+      result_ttl_ms: where neither the job nor the queue's rules have one
 ]]
-local job, events, ready, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local job, events, ready, scheduled, config = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now_arg, id, result_ttl, base, relief, ctl_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 
 local r = redis.call('HMGET', job, 'id', 'status', 'token', 'cancelRequested', 'idempotencyKey', 'resultTtlMs', 'attempt',
@@ -36,7 +37,7 @@ elseif status == 'active' then
   return 'requested'
 end
 
-result_ttl = r[6] or result_ttl
+result_ttl = r[6] or redis.call('HMGET', config, 'resultTtlMs')[1] or result_ttl
 -- ZREM first: it frees memory, so a full database lets the whole script pass.
 if status == 'scheduled' then
   if redis.call('ZREM', scheduled, id) == 0 then

@@ -112,6 +112,34 @@ local function due_of(set)
   return due
 end
 
+-- What a job's record says was used and no total of a day has: name, amount, ... Both are flat objects of numbers that a
+-- worker of ours wrote; of anything else only what looks like that counts.
+local function uncounted(used, counted)
+  local more, before = {}, {}
+  for name, amount in string.gmatch(counted or '', '[{,] ?"([^"\\]+)": ?([%d.eE+-]+)') do
+    before[name] = tonumber(amount)
+  end
+  for name, amount in string.gmatch(used or '', '[{,] ?"([^"\\]+)": ?([%d.eE+-]+)') do
+    amount = (tonumber(amount) or 0) - (before[name] or 0)
+    if amount > 0 then
+      more[#more + 1], more[#more + 2] = name, amount
+    end
+  end
+  return more
+end
+
+-- The day (UTC) of a time, as 2026-11-30: the civil calendar counted from a 1 March, so that a leap day comes last.
+local function day_of(ms)
+  local days = math.floor(ms / 86400000) + 719468
+  local era = math.floor(days / 146097)
+  local of_era = days - era * 146097
+  local year = math.floor((of_era - math.floor(of_era / 1460) + math.floor(of_era / 36524) - math.floor(of_era / 146096)) / 365)
+  local of_year = of_era - (365 * year + math.floor(year / 4) - math.floor(year / 100))
+  local month = math.floor((5 * of_year + 2) / 153)
+  local day = of_year - math.floor((153 * month + 2) / 5) + 1
+  return string.format('%04d-%02d-%02d', year + era * 400 + (month > 9 and 1 or 0), month > 9 and month - 9 or month + 3, day)
+end
+
 local moved = {} -- band, id pairs for ready
 local function to_ready(id, priority)
   moved[#moved + 1] = { (9 - (tonumber(priority) or 0)) * RANK, id }
@@ -156,7 +184,7 @@ local admitted = 0
 for _, id in ipairs(second) do
   local job, events = base .. 'job:' .. id, base .. 'events:' .. id
   local r = redis.call('HMGET', job, 'id', 'status', 'cancelRequested', 'attempt', 'maxAttempts', 'priority',
-    'idempotencyKey', 'resultTtlMs', 'webhook', 'owner')
+    'idempotencyKey', 'resultTtlMs', 'webhook', 'owner', 'usage', 'counted')
   if r[1] and r[2] == 'active' then
     redis.call('HDEL', job, 'token')
     local cancelled = r[3] == '1'
@@ -165,21 +193,26 @@ for _, id in ipairs(second) do
       to_ready(id, r[6])
     else
       local ttl = cancelled and (r[8] or result_ttl) or dead_ttl
-      local ended = terminal(events, cancelled and 'cancelled' or 'failed', cancelled and '' or LEASE_TEXT,
-        r[4] or '0', nil, now_arg)
-      if cancelled then
-        redis.call('HSET', job, 'status', 'cancelled', 'updatedAt', ended, 'finishedAt', ended)
-      else
-        redis.call('HSET', job, 'status', 'failed', 'error', LEASE_TEXT, 'updatedAt', ended, 'finishedAt', ended)
+      local status = cancelled and 'cancelled' or 'failed'
+      local ended = terminal(events, status, cancelled and '' or LEASE_TEXT, r[4] or '0', nil, now_arg)
+      local write = { 'status', status, 'updatedAt', ended, 'finishedAt', ended }
+      if not cancelled then
+        write[#write + 1], write[#write + 2] = 'error', LEASE_TEXT
         redis.call('ZADD', dead, ended, id)
       end
+      local more = uncounted(r[11], r[12])
+      if #more > 0 then
+        note_usage(write, r[11])
+        add_up(base .. 'usage:' .. day_of(now), more)
+      end
+      redis.call('HSET', job, unpack(write))
       redis.call('PEXPIRE', job, ttl)
       redis.call('PEXPIRE', events, ttl)
       redis.call('PEXPIRE', steps_of(job, id), ttl)
       if r[7] and r[7] ~= '' then
         free_key(base .. 'idem:' .. r[7], id)
       end
-      announce(job, id, r[9], cancelled and 'cancelled' or 'failed', ended)
+      announce(job, id, r[9], status, ended)
       if cap and r[10] then
         admitted = admitted + admit(base .. 'owner:' .. r[10], id, ready, scheduled, leases)
       end
