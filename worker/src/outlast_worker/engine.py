@@ -21,11 +21,12 @@ from typing import Any
 
 from outlast import __version__
 from outlast.errors import AuthError, ConfigurationError, OutlastError, StoreFullError
-from outlast.protocol import calls
+from outlast.protocol import Keys, calls
 from outlast.protocol.calls import Call
 from outlast.rules import Rules, read
 
 from .attempt import WIND_DOWN, Attempt
+from .health import STUCK, Health
 from .intake import FULL_PAUSE, Bells, Clock, Intake, time_call
 from .leases import Leases
 from .registration import Registration
@@ -60,6 +61,7 @@ class Settings:
     is_retryable: Callable[[BaseException], bool]
     on_error: Callable[[BaseException, Any], object] | None
     require_queue: bool = False
+    health: str | None = None
 
     def __repr__(self) -> str:
         return f"Settings({self.name!r})"  # the URL may hold a password
@@ -96,6 +98,8 @@ class Engine:
         self.clock = Clock()
         self.booked = 0
         self.stopping = self.hurrying = self.drained = False
+        self.reachable = False
+        """Whether the database answered when it was last asked. It is, at the latest, every `block` seconds."""
         self.started = asyncio.Event()
         """Set after the first try to connect, whatever came of it."""
         self.handed_back = 0
@@ -115,6 +119,7 @@ class Engine:
         self._full_until = 0.0
         self._logged: dict[str, float] = {}
         self._since = 0
+        self.health = None if settings.health is None else Health(self, settings.health)
 
     # -- what intakes and attempts use -------------------------------------------------------------------------------
 
@@ -181,6 +186,9 @@ class Engine:
 
     def trouble(self, error: OutlastError) -> None:
         """The database did not answer, or refused. It is tried again; the log has one line in 30 s."""
+        if self.reachable and not isinstance(error, StoreFullError):
+            self.reachable = False
+            self._intakes[0].look()  # whether that is still so should be known soon
         if isinstance(error, StoreFullError):
             if self.loop.time() >= self._full_until:
                 for intake in self._intakes:
@@ -193,6 +201,31 @@ class Engine:
             self._logged[kind] = now
             logger.warning("trouble with the database, trying again: %s", error)
             self.on_error_of(error, None)
+
+    # -- what the health endpoints ask, from threads of their own -----------------------------------------------------
+
+    @property
+    def asked_to_stop(self) -> bool:
+        return self._stop.is_set()
+
+    def load(self) -> dict[str, int]:
+        return {"running": len(self._attempts), "slots": self.settings.concurrency, "stuck": len(self.stuck)}
+
+    def queues(self) -> dict[str, Keys]:
+        return {intake.registration.queue.name: intake.keys for intake in self._intakes}
+
+    def stuck_at(self, now: float) -> str | None:
+        """What takes no jobs any more, although it waits for nothing that it may wait for."""
+        if self._stop.is_set():
+            return None
+        for intake in list(self._intakes):
+            if now - intake.step_ends > STUCK:
+                return f"taking jobs of queue {intake.registration.queue.name!r}"
+        if any(now - bells.step_ends > STUCK for bells in list(self._bells)):
+            return "waiting for doorbells"
+        return None
+
+    # -- the parts of a life -------------------------------------------------------------------------------------------
 
     def split_bells(self) -> None:
         """A cluster: one command may not name two queues, so each gets a blocking read of its own."""
@@ -230,6 +263,9 @@ class Engine:
 
     async def run(self) -> None:
         """Work until stopped. Raises AuthError, TransportError (TLS) or ConfigurationError when it cannot start."""
+        if self.health is not None:
+            self.health.start()
+            logger.info("worker %s tells its health at %s", self.settings.name, self.health.address)
         try:
             try:
                 if await self._connect():
@@ -240,6 +276,8 @@ class Engine:
             finally:
                 await self._shut_down()
         finally:
+            if self.health is not None:
+                self.health.stop()
             await self.transport.aclose()
         if self._cancelled:
             raise asyncio.CancelledError
@@ -270,6 +308,7 @@ class Engine:
                 # On the connection that will wait for doorbells.
                 self.clock.observe(await self.transport.send(time_call(), block=0))
                 await self._read_rules()
+                self.reachable = True
                 return
             except (AuthError, ConfigurationError, TlsError):
                 raise  # waiting does not help

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import AuthError, OutlastError, ServerError, StoreFullError, TransportError
@@ -87,6 +88,8 @@ class Intake:
         self.looked = asyncio.Event()
         self._engine = engine
         self.stopped = False
+        self.step_ends = inf
+        """When the step that it is at should be done, on the monotonic clock: now, or never while it waits."""
         self._booked = 0
         self._request = 0
         self._fresh_ms = FRESH_MS
@@ -150,7 +153,9 @@ class Intake:
         """Take jobs until the worker stops."""
         try:
             while True:
+                self.step_ends = inf
                 await self.wake.wait()
+                self.step_ends = time.monotonic()
                 self.wake.clear()
                 if self._engine.stopping:
                     break
@@ -233,6 +238,7 @@ class Intake:
         self._request += 1
         again, pause = False, 0.05
         while True:
+            self.step_ends = time.monotonic()
             stale_at = engine.clock.now_ms() + self._fresh_ms
             call = calls.reserve(
                 self.keys,
@@ -260,6 +266,7 @@ class Intake:
                     return None
             else:
                 engine.clock.observe(answer.server_now_ms)
+                engine.reachable = True
                 if not answer.stale:
                     self._fresh_ms = FRESH_MS
                     return answer
@@ -291,6 +298,7 @@ class Bells:
         self._quiet = 0
         self._woken = False
         self._polls_until = 0.0
+        self.step_ends = inf
 
     def needs_waking(self, intake: Intake) -> bool:
         """Whether the read in flight is deaf to what would be of use to a queue."""
@@ -327,8 +335,10 @@ class Bells:
             self._heard = {intake: intake.ear for intake in self._intakes}
             keys = [intake.ctl for intake in self._intakes] + [ear for ear in self._heard.values() if ear is not None]
             self._intakes.append(self._intakes.pop(0))  # the next read has another queue in front
+            self.step_ends = time.monotonic() + self._engine.block
             try:
                 answer = await self._engine.transport.send(_blpop(keys, self._engine.block), block=self._engine.block)
+                self._engine.reachable = True
             except TransportError as error:
                 self._engine.trouble(error)
                 await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -343,6 +353,7 @@ class Bells:
                 continue
             finally:
                 self._heard, self._woken = None, False
+                self.step_ends = inf  # a queue that does not come back from its look says so itself
             pause = 0.1
             if answer is None:
                 await self._look(self._worth_a_look())

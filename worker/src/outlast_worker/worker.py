@@ -21,6 +21,7 @@ from outlast.queue import Queue
 from . import policy
 from .context import JobContext, SyncJobContext
 from .engine import Engine, Settings
+from .health import parse_address
 from .registration import Handles, Registration, check_heartbeat
 
 __all__ = ["Worker"]
@@ -56,6 +57,8 @@ class Worker:
     - `namespace`: as the clients' (OUTLAST_NAMESPACE). `name`: shown in the list of workers (host:pid).
     - `require_queue`: refuse to start (ConfigurationError) for a queue whose rules were never set in the database, by
       ``outlast queue set``. Rules that are there count over `lease` and over what the queue declares.
+    - `health`: PORT (of loopback) or HOST:PORT where /livez, /readyz and /metrics are answered while it runs; see
+      `outlast_worker.health`. ConfigurationError if that is taken.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Worker:
         namespace: str | None = None,
         name: str | None = None,
         require_queue: bool = False,
+        health: int | str | None = None,
     ) -> None:
         if concurrency is not None:
             check_count(concurrency, "concurrency", most=MAX_CONCURRENCY)
@@ -85,6 +89,9 @@ class Worker:
         self.namespace = namespace
         self.name = name
         self.require_queue = require_queue
+        self.health = health
+        if health is not None:
+            parse_address(str(health))
         self._lease = lease
         self._heartbeat = heartbeat
         self._poll = _seconds(poll, "poll")
@@ -250,6 +257,7 @@ class Worker:
             is_retryable=self._is_retryable,
             on_error=self._on_error,
             require_queue=self.require_queue,
+            health=None if self.health is None else str(self.health),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -13,6 +13,8 @@ from . import show
 from .app import AsJson, RedisUrl, command, usage
 
 __all__: list[str] = []
+
+LogFormat = Literal["text", "json"]
 
 
 @command
@@ -57,6 +59,17 @@ def worker(
         Option(min=0, metavar="SECONDS", show_default=False, help="Time for running jobs after a stop; default: all."),
     ] = None,
     burst: Annotated[bool, Option("--burst", help="End when no job is waiting or due.")] = False,
+    health: Annotated[
+        str | None,
+        Option(
+            metavar="[HOST:]PORT",
+            show_default=False,
+            help="Answer /livez, /readyz, /metrics there; of --processes, each has the next port.",
+        ),
+    ] = None,
+    log_format: Annotated[
+        LogFormat, Option(help="Of the log on stderr; json has a line for each entry, with job ids.")
+    ] = "text",
     reload: Annotated[bool, Option("--reload", help="Restart when a Python file below here changes.")] = False,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
@@ -67,7 +80,7 @@ def worker(
     SIGTERM or SIGINT: no new jobs, running ones finish. After --grace, or at a second signal, they are handed back
     to other workers, and the exit code is 1. A process that dies is started again (--processes, --reload).
     """
-    log_to_stderr("INFO")
+    log_to_stderr("INFO", log_format)
     if parent_fd is None and (processes is not None or reload):
         if burst and reload:
             raise usage("--burst ends and --reload never does; give one of them")
@@ -76,7 +89,10 @@ def worker(
         grace = 5.0 if grace is None and reload else grace
         options += [] if grace is None else ["--grace", str(grace)]
         options += ["--burst"] if burst else []
-        return supervise(target, processes or 1, options, reload=reload, redis_url=redis_url, as_json=as_json)
+        options += ["--log-format", log_format]
+        return supervise(
+            target, processes or 1, options, health=health, reload=reload, redis_url=redis_url, as_json=as_json
+        )
 
     from outlast_worker import Worker
 
@@ -94,6 +110,8 @@ def worker(
         found.concurrency = concurrency
     if grace is not None:
         found.grace = grace
+    if health is not None:
+        found.health = health
     if as_json and parent_fd is None:
         show.dump({"pid": os.getpid(), "worker": target, "processes": 1})
     if lifeline is not None:
@@ -107,16 +125,31 @@ URL_FROM_PARENT = "OUTLAST_WORKER_REDIS_URL"
 
 
 def supervise(
-    target: str, processes: int, options: list[str], *, reload: bool, redis_url: str | None, as_json: bool
+    target: str,
+    processes: int,
+    options: list[str],
+    *,
+    health: str | None,
+    reload: bool,
+    redis_url: str | None,
+    as_json: bool,
 ) -> int:
     import asyncio
 
+    from outlast_worker.health import parse_address
+
     from .supervise import Program, Supervisor, on_signals
+
+    def told(n: int) -> list[str]:
+        if health is None:
+            return []
+        host, port = parse_address(health)
+        return ["--health", f"{host}:{port + n if port else 0}"]
 
     async def run() -> int:
         base = [sys.executable, "-m", "outlast_worker", "worker", target, *options, "--parent-fd", "{fd}"]
         env = {**os.environ, URL_FROM_PARENT: redis_url} if redis_url else None
-        programs = [Program(f"worker process {n + 1}", base, env=env) for n in range(processes)]
+        programs = [Program(f"worker process {n + 1}", [*base, *told(n)], env=env) for n in range(processes)]
         supervisor = Supervisor(programs, until_done="--burst" in options, reload=Path.cwd() if reload else None)
         with on_signals(supervisor.stop):
             if as_json:
@@ -229,11 +262,16 @@ async def serve_gateway(config: Any, host: str, port: int, *, as_json: bool) -> 
     return 0
 
 
-def log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str, form: LogFormat = "text") -> None:
     """For the processes that stay. Libraries that log addresses or requests stay silent below a warning."""
     import logging
 
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    if form == "json":
+        from outlast_worker.logs import JsonFormatter
+
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("outlast").setLevel(level)
