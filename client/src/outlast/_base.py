@@ -282,14 +282,13 @@ def payload_hash(text: str) -> str:
 class Follow(Generic[R]):
     """The loop around a Tail without its I/O: the time that is left, blocking reads, faults that pass.
 
-    A driver, while `going`, sleeps for `pause`, sends `poll()` and hands over the answer or the error.
+    A driver, while `going`, lets `_reads` answer the tail's next poll, with `pause` and `block` as they are here, and
+    hands over the answer or the error.
     """
 
     def __init__(self, tail: Tail[R], blocking: bool, timeout: float | None) -> None:
         self.tail = tail
         self.going = True
-        self.block: float | None = None
-        """Seconds that the last `poll` may wait on the server."""
         self.fault: OutlastError | None = None
         """What the last call failed with."""
         self._blocking = blocking
@@ -308,10 +307,11 @@ class Follow(Generic[R]):
         pause = self._resume_at - monotonic()
         return max(0.0, pause if self._deadline is None else min(pause, self._left()))
 
-    def poll(self) -> Call[Any]:
-        left = self._left()
-        self.block = min(BLOCK, left) if self._blocking and self.tail.blocks and left > 0 else None
-        return self.tail.poll(self.block)
+    @property
+    def block(self) -> float | None:
+        """Seconds that the next poll may wait on the server, once the pause is over."""
+        left = self._left() - self.pause
+        return min(BLOCK, left) if self._blocking and self.tail.blocks and left > 0 else None
 
     def feed(self, reply: Any) -> list[Event[R]]:
         """The events of an answer. Raises JobNotFoundError for an unknown job."""

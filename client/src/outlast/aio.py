@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import sleep
 from collections.abc import AsyncGenerator, Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     import httpx
     import upstash_redis.asyncio
 
+    from ._areads import AsyncReads
     from ._checks import Duration
     from .events import Event, EventPage
     from .queue import Queue
@@ -113,6 +113,12 @@ class AsyncClient(ClientBase):
 
         return AsyncRestTransport(address.url, address.token, **self._rest_options)
 
+    @cached_property
+    def _reads(self) -> AsyncReads:
+        from ._areads import AsyncReads
+
+        return AsyncReads(self._transport)
+
     @property
     def sync_token(self) -> str | None:
         """Upstash's read-your-writes token after the latest call; None elsewhere. Give it to another client."""
@@ -124,6 +130,8 @@ class AsyncClient(ClientBase):
 
     async def aclose(self) -> None:
         """Give the connections back. A later call opens new ones."""
+        if "_reads" in self.__dict__:
+            await self._reads.aclose()
         if "_transport" in self.__dict__ and self._given is None:
             await self._transport.aclose()
 
@@ -291,10 +299,8 @@ class AsyncJobs(JobsBase[P, R]):
         raise timed_out(id, timeout) from follow.fault
 
     async def _turn(self, follow: Follow[R]) -> list[Event[R]]:
-        if pause := follow.pause:
-            await sleep(pause)
         try:
-            reply = await self._transport.send(follow.poll(), block=follow.block)
+            reply = await self._client._reads.ask(follow.tail, pause=follow.pause, block=follow.block)
         except OutlastError as error:
             follow.failed(error)
             return []

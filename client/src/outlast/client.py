@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import cached_property
-from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from ._base import (
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import upstash_redis
 
     from ._checks import Duration
+    from ._reads import Reads
     from .events import Event, EventPage
     from .queue import Queue
     from .records import Enqueued, Job, Stats
@@ -112,6 +112,12 @@ class Client(ClientBase):
         from .rest import RestTransport
 
         return RestTransport(address.url, address.token, **self._rest_options)
+
+    @cached_property
+    def _reads(self) -> Reads:
+        from ._reads import Reads
+
+        return Reads(self._transport)
 
     @property
     def sync_token(self) -> str | None:
@@ -290,10 +296,8 @@ class Jobs(JobsBase[P, R]):
         raise timed_out(id, timeout) from follow.fault
 
     def _turn(self, follow: Follow[R]) -> list[Event[R]]:
-        if pause := follow.pause:
-            sleep(pause)
         try:
-            reply = self._transport.send(follow.poll(), block=follow.block)
+            reply = self._client._reads.ask(follow.tail, pause=follow.pause, block=follow.block)
         except OutlastError as error:
             follow.failed(error)
             return []

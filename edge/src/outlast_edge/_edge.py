@@ -524,7 +524,13 @@ class Edge:
         """Reads the events of a job that the caller may see."""
         shown = self._jobs(request, self._shown[queue.name])
         tail = Tail(shown._keys, job.id, shown.queue, after=after, read_regions=shown._settings.read_regions)
-        return Reader(shown._transport, tail, (job.status, job.attempt), polls=self._max_polls)
+        return Reader(
+            shown._client._reads,
+            tail,
+            (job.status, job.attempt),
+            blocking=shown._transport.blocking,
+            polls=self._max_polls,
+        )
 
     def _most(self, queue: AnyQueue) -> int:
         """Bytes that a request to enqueue may have."""

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from outlast import Chunk, Data, Event, Gap, JobNotFoundError, JobStatus, OutlastError, Progress, Restarted
+from outlast._areads import AsyncReads
 from outlast.protocol import Tail
 from outlast.records import TERMINAL
-from outlast.transport import AsyncTransport
 
 from ._frames import KEEP_ALIVE, SSE_HEADERS, FailureText, frame, project
 
@@ -49,27 +49,29 @@ def reconnect(reason: str, retry: int | None = None, **more: Any) -> bytes:
 class Reader:
     """Reads a job's events, at most `polls` times."""
 
-    def __init__(self, transport: AsyncTransport, tail: Tail[Any], state: tuple[JobStatus, int], *, polls: int) -> None:
+    def __init__(
+        self, reads: AsyncReads, tail: Tail[Any], state: tuple[JobStatus, int], *, blocking: bool, polls: int
+    ) -> None:
         self.tail = tail
         self.polls = polls
         self.state = state
         """The job's status and attempt as far as they show."""
         self._seen: tuple[JobStatus, int] | None = None
-        self._transport = transport
+        self._reads = reads
+        self._blocking = blocking
+        self._clock = asyncio.get_running_loop().time
         self._resume_at = 0.0
 
     async def read(self) -> list[Event[Any]]:
         """The events of one poll, after the pause before it. Raises JobNotFoundError once the job is gone."""
-        clock = asyncio.get_running_loop().time
-        if (pause := self._resume_at - clock()) > 0:
-            await asyncio.sleep(pause)
-        tail = self.tail
+        tail, now = self.tail, self._clock()
         wait: float | None = None
-        if self._transport.blocking and tail.blocks:
+        if self._blocking and tail.blocks:
             wait = BLOCK if self.state[0] == "active" else BLOCK_WAITING
         self.polls -= 1
-        events = tail.feed(await self._transport.send(tail.poll(wait), block=wait))
-        self._resume_at = 0.0 if self._transport.blocking and tail.blocks else clock() + tail.delay
+        pause = max(0.0, self._resume_at - now)
+        events = tail.feed(await self._reads.ask(tail, pause=pause, block=wait))
+        self._resume_at = 0.0 if self._blocking and tail.blocks else self._clock() + tail.delay
         return events
 
     async def rest(self) -> list[Event[Any]]:

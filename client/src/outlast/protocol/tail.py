@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ..errors import InvalidArgumentError, JobNotFoundError, ReplyShapeError
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
     from ..queue import Queue
     from .keys import Keys
 
-__all__ = ["START", "Tail", "check_cursor"]
+__all__ = ["PAGE", "START", "Entry", "Tail", "check_cursor", "read", "split", "streams"]
 
 R = TypeVar("R")
+T = TypeVar("T")
+
+Entry = tuple[str, dict[str, str]]
+"""One of a stream: its id and its fields."""
 
 START = "0-0"
 PAGE = 500
@@ -68,7 +73,8 @@ def check_cursor(after: object) -> str:
     )
 
 
-def _split(cursor: str) -> tuple[int, int]:
+def split(cursor: str) -> tuple[int, int]:
+    """A stream id in its two numbers."""
     ms, _, seq = cursor.partition("-")
     return int(ms), int(seq)
 
@@ -96,15 +102,19 @@ class Tail(Generic[R]):
         `blocking` they wait on the stream instead, past everything that the present attempt will write.
         """
         self.id = id
+        self.key = keys.events(id)
+        """Of the stream."""
         self.done = False
         self.delay = 0.0
         """Seconds to wait before the next poll."""
         self.seen: tuple[JobStatus, int] | None = None
         """Status and attempt that the record had when a quiet tail last looked at it."""
+        self.far = True
+        """Whether there may be a page or more between the cursor and the stream's end."""
         self._keys = keys
         self._queue = queue
         self._fixed = poll
-        self._limit = self._count = limit
+        self._limit = self.count = limit
         self._read_regions = read_regions
         self._wait_only = record_first
         self._waits_on_stream = blocking
@@ -112,7 +122,7 @@ class Tail(Generic[R]):
         self.cursor = START if cursor == "latest" else cursor
         self._resumed = cursor not in (START, "latest")
         self._seeking = cursor == "latest"
-        self._last: tuple[int, int] | None = _split(cursor) if self._resumed else None
+        self._last: tuple[int, int] | None = split(cursor) if self._resumed else None
         self._attempt = 0
         self._loose = False  # what comes next need not join on to anything
         self._blocked = False
@@ -128,26 +138,26 @@ class Tail(Generic[R]):
 
     def poll(self, block: float | None = None) -> Call[Any]:
         """The next call. `block`: seconds that a read may wait on the server, where the transport can block."""
-        events, job = self._keys.events(self.id), self._keys.job(self.id)
         if self._step in ("seek", "top"):
-            return Call(("XREVRANGE", events, "+", "-", "COUNT", "1"), _entries)
+            return Call(("XREVRANGE", self.key, "+", "-", "COUNT", "1"), _entries)
         if self._step == "check":
-            return Call(("HMGET", job, *_RECORD), _row)
-        wait: tuple[str, ...] = ()
+            return Call(("HMGET", self._keys.job(self.id), *_RECORD), _row)
         self._blocked = block is not None and self.blocks
-        if block is not None and self.blocks:
-            wait = ("BLOCK", str(max(1, int(block * 1000))))
-        return Call(("XREAD", "COUNT", str(self._count), *wait, "STREAMS", events, self.cursor), _first_stream)
+        return read({self.key: self.cursor}, self.count, block if self._blocked else None, _first_stream)
 
     @property
     def blocks(self) -> bool:
-        """Whether the next poll may wait on the server: a read, of a job that is known to be there."""
+        """Whether the next poll may wait, on the server or for others: a read, of a job that is known to be there."""
         return self._step == "read" and self._known
+
+    def ride(self, block: float | None) -> None:
+        """Instead of `poll`, where `blocks`: the answer comes from a read of many streams, which may take `block`."""
+        self._blocked = block is not None
 
     def shrink(self) -> bool:
         """Read fewer entries at once: a page was too much for the server or the link. False: it was one already."""
-        self._count, before = max(1, self._count // 4), self._count
-        return self._count < before
+        self.count, before = max(1, self.count // 4), self.count
+        return self.count < before
 
     def feed(self, reply: Any) -> list[Event[R]]:
         """What the answer of the last `poll` means."""
@@ -164,22 +174,24 @@ class Tail(Generic[R]):
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _seek(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
+    def _seek(self, entries: list[Entry]) -> list[Event[R]]:
         self._step = "read"
+        self.far = False
         if entries:
             id, fields = entries[0]
             if fields.get("t") in TERMINAL:
                 self._loose = True
                 return self._event(id, fields)
             self.cursor = id
-            self._last = _split(id)
+            self._last = split(id)
             self._attempt = number(fields.get("a"))
             if self._wait_only:
                 self._skip()
         return []
 
-    def _read(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
+    def _read(self, entries: list[Entry]) -> list[Event[R]]:
         self._step = "read"
+        self.far = len(entries) >= self.count
         if not entries:
             self._wait()
             return []
@@ -196,14 +208,14 @@ class Tail(Generic[R]):
                 raise
             if self.done:
                 return out
-        if len(entries) < self._count:
+        if not self.far:
             self.delay = self._pause()
-        self._count = min(self._limit, self._count * 2)
+        self.count = min(self._limit, self.count * 2)
         return out
 
     def _skip(self) -> None:
         """Past every id with this time: the holder's own events share one, the terminal event has its own."""
-        self.cursor = f"{_split(self.cursor)[0]}-{_LIMIT - 1}"
+        self.cursor = f"{split(self.cursor)[0]}-{_LIMIT - 1}"
 
     def _check(self, row: list[Any]) -> list[Event[R]]:
         if row[0] is None:
@@ -234,28 +246,29 @@ class Tail(Generic[R]):
             self.delay = self._pause()
         return []
 
-    def _top(self, entries: list[tuple[str, dict[str, str]]]) -> list[Event[R]]:
+    def _top(self, entries: list[Entry]) -> list[Event[R]]:
         """What a reader that found nothing new makes of the last entry: all is read, or its cursor is not of here."""
         self._step = "read"
         resumed, self._resumed = self._resumed and not self._read_regions, False
         last, fields = entries[0] if entries else (START, {})
-        at = _split(self.cursor)
-        if _split(last) > at:
+        at = split(self.cursor)
+        if split(last) > at:
+            self.far = True
             return []  # written in the meantime: read on at once
-        if not resumed or (_split(last) == at and fields.get("t") not in TERMINAL):
+        if not resumed or (split(last) == at and fields.get("t") not in TERMINAL):
             if self._record:
                 return self._conclude()
             self.delay = self._pause()
             return []
         ended, gen = map(number, self._record[5:7]) if self._record else (0, 0)
         # The end has a time of its own, unless the job was over within the millisecond that it was made in.
-        if _split(last) == at or at[0] == ended != gen:
+        if split(last) == at or at[0] == ended != gen:
             self.done = True  # the caller has had the end, or the one that was made up
             return []
         if self._record and not entries:
             return self._conclude()  # the output has expired; there is nothing to start over with
         gap = Gap(START, max(self._attempt, 1), last)
-        self.cursor, self._last, self._loose = START, None, True
+        self.cursor, self._last, self._loose, self.far = START, None, True, True
         return [gap]
 
     def _conclude(self) -> list[Event[R]]:
@@ -263,7 +276,7 @@ class Tail(Generic[R]):
         _, status, result, error, attempt, finished, *_ = self._record
         fields = {"t": status_of(status), "a": str(number(attempt))}
         fields["d"] = (maybe_text(result) or "null") if fields["t"] == "completed" else (maybe_text(error) or "")
-        at, ended = _split(self.cursor), (number(finished), 0)
+        at, ended = split(self.cursor), (number(finished), 0)
         if ended <= at and not self._wait_only:
             ended = at[0], at[1] + 1
         return self._event(f"{ended[0]}-{ended[1]}", fields)
@@ -275,7 +288,7 @@ class Tail(Generic[R]):
         ours = "a" in fields
         attempt = number(fields.get("a")) if ours else max(self._attempt, 1)
         out: list[Event[R]] = []
-        at = _split(id)
+        at = split(id)
         if kind == "restarted":
             attempt = number(body) or attempt
         event = self._typed(id, kind, body, attempt)
@@ -351,8 +364,8 @@ class Tail(Generic[R]):
         return pause
 
 
-def _entries(reply: Any) -> list[tuple[str, dict[str, str]]]:
-    out: list[tuple[str, dict[str, str]]] = []
+def _entries(reply: Any) -> list[Entry]:
+    out: list[Entry] = []
     for entry in items(reply):
         match items(entry):
             case [id, fields]:
@@ -370,11 +383,26 @@ def _row(reply: Any) -> list[Any]:
     return row
 
 
-def _first_stream(reply: Any) -> list[tuple[str, dict[str, str]]]:
-    if reply is None or reply == []:
-        return []
-    match items(reply):
-        case [[_, entries]]:
-            return _entries(entries)
-        case _:
-            raise ReplyShapeError("expected one stream in the reply")
+def _first_stream(reply: Any) -> list[Entry]:
+    found = streams(reply)
+    if len(found) > 1:
+        raise ReplyShapeError("expected one stream in the reply")
+    return next(iter(found.values()), [])
+
+
+def streams(reply: Any) -> dict[str, list[Entry]]:
+    """What an XREAD found: the entries of each stream that has any behind its cursor."""
+    found: dict[str, list[Entry]] = {}
+    for stream in [] if reply is None else items(reply):
+        match items(stream):
+            case [key, entries]:
+                found[text(key)] = _entries(entries)
+            case _:
+                raise ReplyShapeError("expected [key, entries] in a stream's reply")
+    return found
+
+
+def read(cursors: Mapping[str, str], count: int, block: float | None, decode: Callable[[Any], T]) -> Call[T]:
+    """Of each of the streams at most `count` entries behind its cursor; with `block` seconds to wait for the first."""
+    wait = () if block is None else ("BLOCK", str(max(1, int(block * 1000))))
+    return Call(("XREAD", "COUNT", str(count), *wait, "STREAMS", *cursors, *cursors.values()), decode)
