@@ -432,6 +432,8 @@ class _Base:
 
 
 _ASKING = pack(["ASKING"])
+_CLIENT_ID = pack(["CLIENT", "ID"])
+_PING = Call(("PING",), bytes)
 _MASTER = "GET-MASTER-ADDR-BY-NAME"
 
 
@@ -709,6 +711,8 @@ class _Lane:
         self._link: _AsyncLink | None = None
         self._loop = asyncio.get_running_loop()
         self.open = True
+        self.client_id: int | None = None
+        """The server's name for this connection, where reads may wait on it."""
         self.task: Task[None] = self._loop.create_task(self._run(), name="outlast-tcp")
 
     def submit(self, call: Call[Any], limit: float, *, asking: bool = False) -> Future[Any]:
@@ -754,6 +758,9 @@ class _Lane:
             if self._link is None or not self._link.alive():
                 await self._drop()
                 self._link = await self._transport._open(self._address)
+                if self._idle is not None:
+                    [id] = await self._link.exchange(_CLIENT_ID, 1, self._transport._limit)
+                    self.client_id = id if isinstance(id, int) else None
             await self._exchange(self._link, batch, source=False)
         except (TransportError, ServerError, ConfigurationError) as error:
             await self._drop()
@@ -815,6 +822,7 @@ class _Loop:
     def __init__(self) -> None:
         self.lanes: dict[Address, _Lane] = {}
         self.blocking: defaultdict[Address, list[_Lane]] = defaultdict(list)
+        self.freeing: set[Task[None]] = set()
 
 
 class AsyncTcpTransport(_Base):
@@ -876,13 +884,41 @@ class AsyncTcpTransport(_Base):
             lane = lane if lane.open else None
         lane = lane or _Lane(self, ask.address, idle=IDLE)
         try:
-            return await lane.submit(ask.call, ask.limit, asking=ask.asking)
+            reply = await lane.submit(ask.call, ask.limit, asking=ask.asking)
         except asyncio.CancelledError:
-            lane.task.cancel()  # its reply is still to come and would be taken for the next one's
+            # Its reply is still to come. Only of a read it does not matter whether it brings something.
+            freeing = self._here().freeing
+            if ask.call.args[0] != "XREAD" or lane.client_id is None or len(freeing) > 1 or lane.task.cancelling():
+                lane.task.cancel()
+            else:
+                task = asyncio.get_running_loop().create_task(self._free(lane, ask.address), name="outlast-tcp")
+                freeing.add(task)
+                task.add_done_callback(freeing.discard)
             raise
+        except BaseException:
+            idle.append(lane)
+            raise
+        idle.append(lane)
+        return reply
+
+    async def _free(self, lane: _Lane, address: Address) -> None:
+        """Have the server answer a read that nobody waits for any more. Where it will not, the connection is cut."""
+        unblock = Call(("CLIENT", "UNBLOCK", str(lane.client_id)), int)
+        clear = lane.submit(_PING, self._limit)
+        try:
+            for pause in (0.01, 0.05, 0.25):  # the first may overtake the read
+                if isinstance(await self._shared(_Ask(unblock, address, False, self._limit, False)), Refusal):
+                    break
+                await asyncio.wait((clear,), timeout=pause)
+                if clear.done() and clear.exception() is None:
+                    self._here().blocking[address].append(lane)
+                    return
+        except TransportError:
+            pass
         finally:
-            if not lane.task.cancelling():
-                idle.append(lane)
+            if not clear.done() or clear.exception() is not None:
+                clear.cancel()
+                lane.task.cancel()
 
     async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """See `outlast.transport.AsyncTransport.send_many`."""
@@ -921,5 +957,9 @@ class AsyncTcpTransport(_Base):
         """Close what is open on this event loop; calls in flight fail. The transport may be used again."""
         here = self._loops.pop(asyncio.get_running_loop(), None)
         if here is not None:
+            for task in here.freeing:
+                task.cancel()
+            if here.freeing:
+                await asyncio.wait(here.freeing)
             lanes = [*here.lanes.values(), *(lane for lanes in here.blocking.values() for lane in lanes)]
             await asyncio.gather(*(lane.close() for lane in lanes))

@@ -387,7 +387,8 @@ def _first_stream(reply: Any) -> list[Entry]:
     found = streams(reply)
     if len(found) > 1:
         raise ReplyShapeError("expected one stream in the reply")
-    return next(iter(found.values()), [])
+    nothing: list[Entry] = []
+    return next(iter(found.values()), nothing)
 
 
 def streams(reply: Any) -> dict[str, list[Entry]]:
