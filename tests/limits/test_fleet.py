@@ -274,6 +274,46 @@ async def test_rules_reach_running_workers(
         assert "the payload has 18002 bytes of JSON; the queue's limit is 16384" in str(last)
 
 
+async def test_limits_that_change_reach_workers_that_wait_for_them(
+    valkey_url: str, queue_name: str, aclient: AsyncClient
+) -> None:
+    """Limited workers are deaf to the doorbell; a change wakes them, long before a read of theirs times out."""
+    queue: Queue[Any, Any] = Queue(queue_name)
+    jobs = aclient.queue(queue)
+    running, most = 0, 0
+    release = asyncio.Event()
+    workers = [Worker(valkey_url) for _ in range(2)]
+    for each in workers:
+
+        @each.handles(queue, concurrency=4)
+        async def run(job: JobContext[Any]) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await release.wait()
+            running -= 1
+
+    async def settles_at(count: int, why: str) -> None:
+        await until(lambda: running == count, why, 4)
+        await asyncio.sleep(0.15)
+        assert running == count, why
+
+    await jobs.set_rules(concurrency=1)
+    async with workers[0], workers[1]:
+        ids = [(await jobs.enqueue(None)).id for _ in range(12)]
+        try:
+            await settles_at(1, "one at once")
+            await jobs.set_rules(concurrency=3)
+            await settles_at(3, "three at once")
+            await jobs.set_rules(concurrency=None)
+            await settles_at(8, "no limit but the slots, of both")
+        finally:
+            release.set()
+        for id in ids:
+            await jobs.wait(id, timeout=10)
+    assert most == 8
+
+
 async def test_an_owners_jobs_run_under_the_cap_and_in_order(
     valkey_url: str, queue_name: str, aclient: AsyncClient
 ) -> None:

@@ -228,9 +228,9 @@ def end(lab: Lab, job: Holder) -> None:
     lab.send(calls.admit(lab.keys, job.id, job.job.owner or ""))
 
 
-def test_one_owners_thousand_jobs_do_not_keep_the_others_waiting(lab: Lab) -> None:
+def test_one_owners_ten_thousand_jobs_do_not_keep_the_others_waiting(lab: Lab) -> None:
     rule(lab, owner_cap=2)
-    many(lab, 1000, **of("big"))
+    many(lab, 10_000, **of("big"))
     lab.enqueue("small", **of("small"))
     lab.enqueue("nobody's")
     got: list[str] = []
@@ -241,7 +241,7 @@ def test_one_owners_thousand_jobs_do_not_keep_the_others_waiting(lab: Lab) -> No
         assert answer.hint_ms == 0 or len(got) == 4
         calls_made += 1
     assert got == ["j00000", "j00001", "small", "nobody's"]
-    assert calls_made <= 12, "a hundred are held back with one look"
+    assert calls_made <= 102, "a hundred are held back with one look"
     assert lab.get("j00500").status == "waiting"
 
 

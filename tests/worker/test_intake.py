@@ -347,3 +347,33 @@ async def test_a_cluster_has_a_blocking_read_for_each_queue(queue_name: str) -> 
                     began = time.monotonic()
                     await client.queue(queue).wait((await client.queue(queue).enqueue(1)).id, timeout=5)
                     assert time.monotonic() - began < 2
+
+
+async def test_a_burst_waits_for_a_pause_that_ends_and_not_for_one_that_somebody_must_end(
+    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
+) -> None:
+    """A cron job that starts a burst must not pile up processes in front of a queue that was switched off."""
+    jobs = aclient.queue(queue)
+
+    async def burst() -> None:
+        worker = Worker(valkey_url)
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            return "done"
+
+        await asyncio.wait_for(worker.serve(burst=True), 10)
+
+    await jobs.pause()
+    await burst()  # nothing is there
+    job = await jobs.enqueue(None)
+    await burst()
+    record = await jobs.get(job.id)
+    assert record is not None
+    assert record.status == "waiting"
+    await jobs.resume()
+    await jobs.pause(0.5)
+    began = time.monotonic()
+    await burst()
+    assert time.monotonic() - began > 0.4
+    assert await jobs.wait(job.id, timeout=5) == "done"

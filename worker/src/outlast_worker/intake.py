@@ -199,7 +199,9 @@ class Intake:
         taken = len(answer.jobs)
         self.limited = answer.limited
         self.hungry = taken == k and not self.limited
-        self.drained = taken < k and answer.hint_ms != 0 and not self.limited
+        # A pause that somebody has to end is not waited for: what it holds back cannot run, now or at any time known.
+        endless = self.limited == "paused" and answer.hint_ms < 0
+        self.drained = taken < k and answer.hint_ms != 0 and (not self.limited or endless)
         if self._hint is not None:
             self._hint.cancel()
             self._hint = None

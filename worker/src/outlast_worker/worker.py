@@ -139,7 +139,8 @@ class Worker:
 
         A second signal, or the end of the grace, hands them back to other workers; then it ends with SystemExit(1), so
         that a supervisor sees the difference. A third one ends the process where it stands. The signal handlers that
-        were there before are put back. `burst`: end when no job is waiting or due.
+        were there before are put back. `burst`: end when no job is waiting or due; a queue that is
+        paused until somebody resumes it is not waited for, one whose pause has an end is.
 
         Raises AuthError for a wrong password and TransportError for a TLS mismatch; a server that is not there yet is
         waited for.

@@ -8,7 +8,7 @@ DIGESTS: dict[str, str] = {
     "prune_dead": "181595c16b85391a2063c435c0124590b1bebcc1",
     "release": "0c4d35fbbcd643df94c7632a94b7201c7e79daa7",
     "renew": "cef59c8792abecb64ac426e53305581878e2ed5d",
-    "reserve": "f3f75a16a2eebea254d3d201692558a06d62fdb7",
+    "reserve": "3d41a6529b6e770deb36ec4cc8a7ec52347fc2fe",
     "retry": "8c32bf1130566233d378c7f8c5c746c23946a78e",
     "retry_dead": "a432f7e660769ee0bc46449d98c5c88b5d62a0b5",
     "settle": "8cd1ccb420360db4427221e49ce1e04bc258725a",

@@ -58,7 +58,9 @@ def worker(
         float | None,
         Option(min=0, metavar="SECONDS", show_default=False, help="Time for running jobs after a stop; default: all."),
     ] = None,
-    burst: Annotated[bool, Option("--burst", help="End when no job is waiting or due.")] = False,
+    burst: Annotated[
+        bool, Option("--burst", help="End when no job is waiting or due; no wait for an endless pause.")
+    ] = False,
     health: Annotated[
         str | None,
         Option(

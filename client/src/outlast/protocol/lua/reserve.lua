@@ -385,7 +385,8 @@ elseif limited == '0' and left - #jobs <= 0 then
   limited = 'room'
 end
 -- Whoever leaves a pause or finds room wakes the next one; those that wait for the rate have timers of their own.
-local found = concurrency and left > #jobs and (was_limited == 'room' or #second > 0)
+-- A limit that was taken away is room too, without end: it goes from one to the next until nobody waits for any.
+local found = left > #jobs and (was_limited == 'room' or concurrency and #second > 0)
 if limited ~= 'paused' and (was_limited == 'paused' or found) then
   make_room(room)
 end
