@@ -274,8 +274,9 @@ async def test_rules_reach_running_workers(
         assert "the payload has 18002 bytes of JSON; the queue's limit is 16384" in str(last)
 
 
+@pytest.mark.parametrize("limit", ["concurrency", "rate"])
 async def test_limits_that_change_reach_workers_that_wait_for_them(
-    valkey_url: str, queue_name: str, aclient: AsyncClient
+    valkey_url: str, queue_name: str, aclient: AsyncClient, raw: redis.Redis, keys: Keys, limit: str
 ) -> None:
     """Limited workers are deaf to the doorbell; a change wakes them, long before a read of theirs times out."""
     queue: Queue[Any, Any] = Queue(queue_name)
@@ -298,14 +299,17 @@ async def test_limits_that_change_reach_workers_that_wait_for_them(
         await asyncio.sleep(0.15)
         assert running == count, why
 
-    await jobs.set_rules(concurrency=1)
+    first, second, none = {"concurrency": (1, 3, None), "rate": ("1/1000s", "2/1000s", None)}[limit]
+    await jobs.set_rules(**{limit: first})
     async with workers[0], workers[1]:
+        await until(lambda: raw.hlen(keys.workers) == 2, "both are there")
         ids = [(await jobs.enqueue(None)).id for _ in range(12)]
         try:
             await settles_at(1, "one at once")
-            await jobs.set_rules(concurrency=3)
-            await settles_at(3, "three at once")
-            await jobs.set_rules(concurrency=None)
+            await jobs.set_rules(**{limit: second})
+            if limit == "concurrency":
+                await settles_at(3, "three at once")
+            await jobs.set_rules(**{limit: none})
             await settles_at(8, "no limit but the slots, of both")
         finally:
             release.set()

@@ -169,6 +169,12 @@ def set_rules(keys: Keys, fields: Mapping[str, str | None]) -> Plan[None]:
     writes: list[Call[Any]] = [Call(("HSET", keys.config, "setAt", str(now), *new), lambda _: None)]
     writes += [Call(("HDEL", keys.config, *gone), lambda _: None)] if gone else []
     yield [*writes, *make_room(keys)]
+    if "rate" in fields or "concurrency" in fields:
+        # Each of those that wait now, at once: their timers are those of the old limits.
+        [fleet] = yield [Call(("HLEN", keys.workers), number)]
+        if fleet > 1:
+            yield [Call(("LPUSH", keys.room, *["1"] * min(int(fleet) - 1, 1000)), lambda _: None)]
+            yield make_room(keys)
     if "ownerCap" in fields:
         yield from _let_in(keys, now)
 
