@@ -298,6 +298,17 @@ async def test_a_request_may_only_lower_the_budget(
     assert (result["stop_reason"], len(provider.requests)) == (reason, made)
 
 
+async def test_a_request_cannot_raise_a_limit(provider: Provider, model: ChatModel) -> None:
+    """Each of the three by itself: one that holds must not hide another that does not."""
+    greedy = {**REQUEST, "budget": {"max_tokens": 10**9, "max_iterations": 10**6, "call_timeout": "9h"}}
+    provider.script = [calls(("list_streams", "{}"), usage=(70, 0, 50))]
+    result = await answer(Agent(tools=[list_streams], model=model, max_tokens=100), greedy)
+    assert result["stop_reason"] == "budget_exhausted"
+    provider.script = ["hang"]
+    with pytest.raises(RetryJobError, match=r"within 0\.2 s"):
+        await answer(Agent(model=model, call_timeout=0.2), greedy)
+
+
 async def test_the_time_of_a_call_is_limited_and_lowered(provider: Provider, model: ChatModel) -> None:
     provider.script = ["hang"]
     agent = Agent(model=model)
