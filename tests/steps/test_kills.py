@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.worker.conftest import until
-from tests.worker.faults import Background
+from tests.faults.links import Background
+from tests.faults.processes import until
 
 from outlast import AsyncClient, Queue
 from outlast.protocol.digests import DIGESTS

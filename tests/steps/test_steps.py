@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import redis
 from pydantic import BaseModel
+from tests.faults.links import Proxy
+from tests.faults.processes import until
 from tests.servers import start_valkey
-from tests.worker.conftest import until
-from tests.worker.faults import Proxy
 
 from outlast import AsyncClient, InvalidArgumentError, Queue, StepValueError, StoreFullError, TerminalJobError
 from outlast.protocol import Keys, calls

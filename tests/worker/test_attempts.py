@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from pydantic import BaseModel
+from tests.faults.processes import Process, until
 
 from outlast import (
     AsyncClient,
@@ -23,8 +24,6 @@ from outlast import (
 )
 from outlast.protocol import Keys
 from outlast_worker import JobContext, SyncJobContext, Worker
-
-from .conftest import Process, until
 
 
 class Prompt(BaseModel):

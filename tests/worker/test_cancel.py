@@ -13,13 +13,14 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from tests.faults.links import Provider
+from tests.faults.processes import Process, until
 
 from outlast import AsyncClient, JobInUseError, JobStopped, Queue
 from outlast.protocol import Keys
 from outlast_worker import JobContext, SyncJobContext, Worker
 
-from .conftest import Process, sleeper, until
-from .faults import Provider
+from .conftest import sleeper
 
 
 async def test_h14_cancel_in_every_state(

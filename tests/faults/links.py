@@ -1,4 +1,4 @@
-"""Things that go wrong between a worker and its database, on loopback, each in a thread of its own."""
+"""Things that go wrong between a process and its database, on loopback, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ class Proxy(Background):
 
     Per message from the client (a batch of commands in one write): `drop_every` lets each n-th run and then closes
     the connection without the reply. `hold()` lets nothing through until `heal()`, like a network that loses
-    packets, on connections that exist or (`new=True`) on new ones too; `down()` closes all and accepts none until
-    `heal()`.
+    packets, on connections that exist or (`new=True`) on new ones too; `down()` closes all and serves none until
+    `heal()`; `cut()` closes all once. `delay` are seconds by which each reply is late, and `trickle` seconds between
+    the fiftieths of a reply.
     """
 
     def __init__(self, url: str, *, tls: bool = False) -> None:
@@ -96,7 +97,7 @@ class Proxy(Background):
         self.messages = 0
         self.connections = 0
         self.dropped = 0
-        self.delay = 0.0
+        self.delay = self.trickle = 0.0
         self.drop_every = 0
         self.drop_next = 0
         self._down = False
@@ -137,6 +138,8 @@ class Proxy(Background):
     def heal(self) -> None:
         async def heal() -> None:
             self._down = self._holds_new = False
+            self.delay = self.trickle = 0.0
+            self.drop_every = self.drop_next = 0
             for gate in self._gates:
                 gate.set()
 
@@ -161,8 +164,11 @@ class Proxy(Background):
                     break
                 if self.delay:
                     await asyncio.sleep(self.delay)
-                writer.write(data)
-                await writer.drain()
+                step = len(data) // 50 + 1 if self.trickle else len(data)
+                for at in range(0, len(data), step):
+                    writer.write(data[at : at + step])
+                    await writer.drain()
+                    await asyncio.sleep(self.trickle)
 
         async def requests() -> None:
             while data := await reader.read(1 << 20):
