@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from tests.worker.conftest import Process, until
+from tests.faults.processes import Process, until
 
 from outlast import AsyncClient, ConfigurationError, Queue, RateLimitedError
 from outlast.protocol import Keys

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import redis
-from tests.worker.conftest import until
+from tests.faults.processes import until
 
 from outlast import AsyncClient, JobFailedError, JobStopped, Queue
 from outlast.protocol import Keys
