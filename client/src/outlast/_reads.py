@@ -64,10 +64,11 @@ class Waiter:
 class _Stream:
     """What is known of one stream: all entries behind `floor` as far as `last`, the end of what was read."""
 
-    __slots__ = ("entries", "floor", "idle_since", "ids", "last", "size", "text", "waiting")
+    __slots__ = ("entries", "floor", "idle_since", "ids", "last", "new", "size", "text", "waiting")
 
     def __init__(self, cursor: str) -> None:
         self.waiting: set[Waiter] = set()
+        self.new = True
         self.idle_since = 0.0
         self.start(cursor)
 
@@ -305,7 +306,6 @@ class Reads(ReadsBase):
         now = time.monotonic()
         waiter = Waiter(tail, now + (pause if block is None else block), pause * SLACK)
         board.join(tail, waiter)
-        first = True
         try:
             while waiter.answer is None:
                 now = time.monotonic()
@@ -319,8 +319,7 @@ class Reads(ReadsBase):
                 elif block is None and left > 0:
                     board.changed.wait(left)
                 else:
-                    self._read(board, block and min(left, BLOCK), first)
-                    first = False
+                    self._read(board, block and min(left, BLOCK))
         finally:
             board.leave(waiter, time.monotonic())
             if not board.waited_for:
@@ -329,13 +328,16 @@ class Reads(ReadsBase):
             raise waiter.answer
         return waiter.answer
 
-    def _read(self, board: _ThreadBoard, block: float | None, first: bool) -> None:
-        """One read for all, by this thread. A new stream is read beside those that are, at first."""
+    def _read(self, board: _ThreadBoard, block: float | None) -> None:
+        """One read for all, by this thread; for new streams alone while another cannot be broken off for them."""
         board.prune(time.monotonic())
-        beside = first and bool(board.under_way)
-        keys = [key for key in board.streams if not (beside and board.covered(key))]
-        if block is not None and beside:
-            block = min(block, JOIN)
+        keys = [key for key in board.streams if not board.covered(key)]
+        if board.under_way and all(board.streams[key].new for key in keys):
+            block = block and min(block, JOIN)
+        else:
+            keys = list(board.streams)
+        for key in keys:
+            board.streams[key].new = False
         call, asked = board.question(block, keys)
         board.under_way.append(asked)
         found: Found | None = None
