@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import redis
 from tests.conformance.conftest import Hand
+from tests.servers import start_cluster
 
 import outlast
 from outlast import AsyncClient, AsyncJobs, Queue
@@ -195,3 +198,31 @@ def test_threads_share_requests_too(
         for thread in threads:
             thread.join(30)
         assert [[event.type for event in events] for events in got] == [["completed"]] * 6
+
+
+@pytest.mark.parametrize("scheme", ["redis+cluster", "redis"])
+async def test_on_a_cluster_the_jobs_of_each_queue_share_a_read(cluster: list[str], scheme: str) -> None:
+    """A command may name the keys of one slot only, whether the address says that this is a cluster or not."""
+    url = f"{scheme}://{cluster[0]}"
+    async with AsyncClient(url) as client:
+        hands, viewers = [], []
+        for name in (f"{scheme}-{n}" for n in range(4)):
+            jobs = client.queue(Queue[Any, Any](name))
+            viewers += [Viewer(jobs, (await jobs.enqueue(n)).id) for n in range(3)]
+            hands.append(Hand(TcpTransport(url), Keys(name)))
+        for hand in hands:
+            for job in await asyncio.to_thread(hand.reserve, 3):
+                await asyncio.to_thread(hand.say, job, "a ")
+                await asyncio.to_thread(hand.say, job, "b ")
+                await asyncio.to_thread(hand.settle, job)
+            hand._transport.close()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(viewer.task for viewer in viewers))
+        assert {viewer.text for viewer in viewers} == {"a b "}
+        assert all([e.type for e in viewer.events] == ["chunk", "chunk", "completed"] for viewer in viewers)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[str]]:
+    with start_cluster() as addresses:
+        yield addresses

