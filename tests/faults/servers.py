@@ -1,4 +1,4 @@
-"""What happens to servers: scripts forgotten, memory full, a standstill, a restart with and without data, a promotion."""
+"""What happens to servers: scripts forgotten, memory full, a standstill, a restart with or without data."""
 
 from __future__ import annotations
 
