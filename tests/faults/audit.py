@@ -137,7 +137,10 @@ class _Keys:
         for name in self.names:
             kind, colon, rest = name.partition(":")
             expected = KINDS_OF.get(kind) if colon else KINDS.get(name)
-            if expected is None or self.raw.type(self.base + name) != expected:
+            found = self.raw.type(self.base + name)
+            if found == b"none":
+                continue  # it expired meanwhile
+            if expected is None or found != expected:
                 yield f"orphan key: {name!r} is nothing that a queue has"
             elif kind in OF_A_JOB and rest not in self.records:
                 yield f"orphan key: {name!r} has no job"
