@@ -24,6 +24,7 @@ from outlast.errors import (
     InvalidArgumentError,
     OutlastError,
     RateLimitedError,
+    ReplyShapeError,
     ServerError,
     StoreFullError,
     TerminalJobError,
@@ -214,12 +215,8 @@ class Attempt:
                 return _Outcome("settle", "failed", f"JobExpiredError: the job {what} before it could start")
         if (over := self._usage.exceeded()) is not None:
             return _Outcome("settle", "failed", policy.error_text(over))
-        limit = self._terms.max_payload
-        if limit is not None and len(job.payload) > limit // 4 and (size := len(job.payload.encode())) > limit:
-            refusal = f"InvalidArgumentError: the payload has {size} bytes of JSON; the queue's limit is {limit}"
-            return _Outcome("settle", "failed", refusal)
         try:
-            payload = self._queue.decode_payload(job.payload)
+            payload = self._payload()
         except Exception as error:
             text = policy.error_text(error)
             logger.error("job %r of queue %r cannot run: %s", job.id, self._queue.name, text)
@@ -238,6 +235,16 @@ class Attempt:
         finally:
             timer.cancel()
         return await self._outcome(context, late)
+
+    def _payload(self) -> Any:
+        limit = self._terms.max_payload
+        try:
+            size = len(self.job.payload.encode())
+        except UnicodeEncodeError:
+            raise ReplyShapeError(f"the payload of queue {self._queue.name!r} is not UTF-8") from None
+        if limit is not None and size > limit:
+            raise InvalidArgumentError(f"the payload has {size} bytes of JSON; the queue's limit is {limit}")
+        return self._queue.decode_payload(self.job.payload)
 
     def _context(self, payload: Any) -> JobContext[Any] | SyncJobContext[Any]:
         job = self.job

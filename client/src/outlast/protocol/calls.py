@@ -102,6 +102,11 @@ def text(value: Any) -> str:
     raise ReplyShapeError(f"expected text in the reply, got {type(value).__name__}")
 
 
+def exact_text(value: Any) -> str:
+    """As `text`, but bytes that are not UTF-8 become halves of surrogate pairs, which no encoder takes for text."""
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else text(value)
+
+
 def maybe_text(value: Any) -> str | None:
     return None if value is None else text(value)
 
@@ -577,7 +582,7 @@ def reserve(
     def job(row: list[Any]) -> Reserved:
         return Reserved(
             id=text(row[0]),
-            payload=text(row[1]),
+            payload=exact_text(row[1]),
             attempt=number(row[2]),
             max_attempts=number(row[3], 1),
             priority=number(row[4]),
