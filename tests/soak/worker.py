@@ -31,7 +31,8 @@ if __name__ == "__main__":
             writer.write(json.dumps(call).encode() + b"\n")
             while word := (await reader.readline()).decode().rstrip("\n"):
                 text += word
-                await job.emit(word)
+                if not job.payload["silent"]:
+                    await job.emit(word)
         finally:
             writer.close()
         if text != text_of(job.starts, job.payload["words"]):
