@@ -27,7 +27,7 @@ from outlast import AsyncClient, AsyncJobs, OutlastError, Queue, TransportError
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 
 WORKERS = 3
-OUTSTANDING = 90
+OUTSTANDING = 120
 """Jobs that are on their way at a time."""
 PER_MINUTE = (2000, 200)
 """Jobs and faults that a minute must have seen; a slow machine gets up to three times as long for them."""
@@ -188,7 +188,7 @@ class Soak:
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The model: a word every 10 ms. It writes down who calls, before it answers."""
+        """The model: a word every 25 ms. It writes down who calls, before it answers."""
         with suppress(OSError):
             call = json.loads(await reader.readline() or b"null")
             if call is not None:
@@ -196,7 +196,7 @@ class Soak:
                 for n in range(call["words"]):
                     writer.write(f"{call['start']}.{n} \n".encode())
                     await writer.drain()
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.025)
         writer.close()
 
     async def _one(self) -> None:
@@ -204,7 +204,8 @@ class Soak:
         rng = self.rng
         way = rng.choice(("over HTTP", "over HTTP", "over TCP"))
         jobs = self.fronts[way]
-        words, end = rng.randint(3, 20), rng.choices(("done", "retry", "fail"), (80, 12, 8))[0]
+        words = rng.randint(3, 20) if rng.random() < 0.95 else 60
+        end = rng.choices(("done", "retry", "fail"), (82, 10, 8))[0]
         payload: dict[str, Any] = {"words": words, "end": end, "silent": rng.random() < 0.25}
         options: dict[str, Any] = {"idempotency_key": f"{rng.getrandbits(64):x}"}
         if rng.random() < 0.2:
@@ -305,8 +306,8 @@ class Soak:
         """One fault more, unless its victim still suffers from another."""
         rng = self.rng
         kinds: list[tuple[int, str, Callable[[str], Awaitable[None]]]] = [
-            (45, f"link {rng.randrange(len(self.links))}", self._break_link),
-            (14, f"worker {rng.randrange(WORKERS)}", self._break_worker),
+            (40, f"link {rng.randrange(len(self.links))}", self._break_link),
+            (20, f"worker {rng.randrange(WORKERS)}", self._break_worker),
             (6, "server", self._break_server),
             (5, "keys", self._break_keys),
             (30, "gateway", self._break_gateway),
@@ -336,7 +337,7 @@ class Soak:
 
     def _while(self) -> float:
         """Seconds that a fault lasts: mostly a moment, sometimes longer than a lease and its grace."""
-        return self.rng.uniform(0.05, 0.4) if self.rng.random() < 0.65 else self.rng.uniform(1.4, 2.5) * LEASE
+        return self.rng.uniform(0.05, 0.4) if self.rng.random() < 0.6 else self.rng.uniform(1.5, 2.5) * LEASE
 
     async def _break_link(self, victim: str) -> None:
         rng, number = self.rng, int(victim.split()[1])
@@ -386,7 +387,7 @@ class Soak:
 
     async def _break_server(self, victim: str) -> None:
         rng = self.rng
-        kind = rng.choice(("standstill", "standstill", "restart", "full memory", "full memory"))
+        kind = rng.choice(("standstill", "standstill", "restart", "full memory"))
         with self._fault(f"{kind} of the server", blinds=0):
             match kind:
                 case "standstill":
@@ -396,7 +397,7 @@ class Soak:
                     await asyncio.to_thread(restart, self.server, down=rng.uniform(0, 1.5 * LEASE))
                 case _:
                     with full(self.port):
-                        await asyncio.sleep(rng.uniform(0.1, 1.5))
+                        await asyncio.sleep(rng.uniform(0.1, 1))
 
     async def _break_keys(self, victim: str) -> None:
         """What a server may do by itself, or an operator by hand."""
@@ -465,6 +466,7 @@ class Soak:
         report.add(audit_calls(read_calls(self.folder / "calls"), lives, self._excused))
         report.jobs.update(summary(lives))
         log = (self.folder / "workers.log").read_text(errors="replace")
+        report.jobs["outcomes refused for a lost lease"] = log.count("the lease is lost")
         report.wrong += [f"log: {line}" for line in log.splitlines() if any(odd in line for odd in ODD)]
 
 

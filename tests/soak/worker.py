@@ -22,7 +22,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     worker = Worker(url, emit_interval=0.02)
 
-    @worker.handles(Queue(**QUEUE), concurrency=8)
+    @worker.handles(Queue(**QUEUE), concurrency=16)
     async def run(job: JobContext[Any]) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         call = {"job": job.id, "start": job.starts, "pid": os.getpid(), "words": job.payload["words"]}
