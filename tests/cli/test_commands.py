@@ -289,6 +289,23 @@ def test_dead_jobs_are_listed_and_put_back(q: str) -> None:
     assert as_json("stats", q)["waiting"] == 3
 
 
+def test_h67_jobs_of_a_state_are_listed_a_page_at_a_time(q: str) -> None:
+    ids = [ok("enqueue", q, '"a secret"', f"--id=job-{n}").strip() for n in range(3)]
+    ok("enqueue", q, "1", "--id=later", "--delay", "60")
+    first = as_json("jobs", q, "--limit", "2")
+    rest = as_json("jobs", q, "--cursor", first["next"])
+    assert [job["id"] for job in first["jobs"] + rest["jobs"]] == ids
+    assert rest["next"] is None
+    assert "secret" not in str(first)
+    [later] = as_json("jobs", q, "--state", "scheduled")["jobs"]
+    assert later["due_at"] > later["created_at"]
+    shown = outlast("jobs", q, "--limit", "2", "--reverse")
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["ID", "job-2", "job-1"]
+    assert shown.stderr.startswith("there are more: --cursor ")
+    assert outlast("jobs", q, "--state", "dead").stderr == f"no dead jobs in queue {q}\n"
+    assert outlast("jobs", q, "--state", "completed").exit_code == 2
+
+
 def test_stats_count_one_queue_or_all_and_find_the_unattended(q: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ok("enqueue", q, "1")
     ok("enqueue", q, "1", "--delay", "60")
@@ -439,8 +456,8 @@ def test_help_is_quick_because_it_loads_nothing() -> None:
     assert "..." not in done.stdout.split("Commands:\n")[1], "each command's line fits"
     names = [line.split()[0] for line in done.stdout.split("Commands:\n")[1].splitlines() if line.startswith("  ")]
     assert names[:12] == [
-        *("dev", "worker", "gateway", "enqueue", "get", "watch", "wait", "cancel", "dead", "retry-dead"),
-        *("stats", "workers"),
+        *("dev", "worker", "gateway", "enqueue", "get", "watch", "wait", "cancel", "jobs", "dead"),
+        *("retry-dead", "stats"),
     ]
 
 

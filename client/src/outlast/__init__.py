@@ -32,7 +32,7 @@ from .errors import (
     TransportError,
 )
 from .queue import Queue
-from .records import Enqueued, Job, JobStatus, Stats
+from .records import Enqueued, Job, JobInfo, JobStatus, Stats
 
 if TYPE_CHECKING:
     from .aio import AsyncClient, AsyncJobs
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Progress,
         Restarted,
     )
+    from .listing import JobPage, JobState, ListedJob
     from .rules import Rules
 
 __version__ = "0.1.0"
@@ -76,11 +77,15 @@ __all__ = [
     "JobError",
     "JobFailedError",
     "JobInUseError",
+    "JobInfo",
     "JobLeaseLostError",
     "JobNotFoundError",
+    "JobPage",
+    "JobState",
     "JobStatus",
     "JobStopped",
     "Jobs",
+    "ListedJob",
     "OutlastError",
     "Progress",
     "Queue",
@@ -103,6 +108,7 @@ _LAZY = {
     **dict.fromkeys(("AsyncClient", "AsyncJobs"), "aio"),
     **dict.fromkeys(("Cancelled", "Chunk", "Completed", "Data", "Event", "EventPage", "Failed"), "events"),
     **dict.fromkeys(("Gap", "Progress", "Restarted"), "events"),
+    **dict.fromkeys(("JobPage", "JobState", "ListedJob"), "listing"),
     "Rules": "rules",
 }
 

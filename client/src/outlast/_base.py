@@ -31,6 +31,7 @@ from .transport import TRANSIENT
 if TYPE_CHECKING:
     from ._checks import Duration
     from .events import Completed, Event, EventPage
+    from .listing import JobPage, JobState
     from .protocol import Tail
     from .queue import Queue
     from .rules import RuleChanges, Rules
@@ -224,6 +225,13 @@ class JobsBase(Generic[P, R]):
 
     def _dead(self, count: int) -> calls.Plan[list[str]]:
         return calls.dead(self._keys, check_count(count, "count", most=10_000))
+
+    def _by_state(self, state: JobState, limit: int, cursor: str | None, reverse: bool) -> calls.Plan[JobPage]:
+        from .listing import MAX_PAGE, check_state, page
+
+        return page(
+            self._keys, check_state(state), check_count(limit, "limit", most=MAX_PAGE), cursor=cursor, reverse=reverse
+        )
 
     def _follow(
         self,

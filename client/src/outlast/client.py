@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ._checks import Duration
     from ._reads import Reads
     from .events import Event, EventPage
+    from .listing import JobPage, JobState
     from .queue import Queue
     from .records import Enqueued, Job, Stats
     from .rules import RuleChanges, Rules
@@ -336,6 +337,23 @@ class Jobs(JobsBase[P, R]):
         Counted when an attempt ends, and kept for 400 days.
         """
         return drive(self._transport, self._usage(days))
+
+    def by_state(
+        self, state: JobState, *, limit: int = 50, cursor: str | None = None, reverse: bool = False
+    ) -> JobPage:
+        """One page of at most `limit` jobs, 1 to 100, that are in a state now, without their payloads.
+
+        - `state`: "waiting", in the order in which they will run; "scheduled", by the time when they are due (delayed
+          jobs, and failed ones before their next attempt); "active", by the end of their lease; "dead", by the time
+          when they failed for good. Of completed and cancelled jobs the database has no list: ask for one by its id.
+        - `cursor`: the `next` of the page before. It is None on the last page.
+        - `reverse`: from the other end: the jobs that died last come first.
+
+        A page costs limit + 1 commands; at most 50 more where very many jobs share the moment at which it begins.
+        Pages miss no job that stays where it is; one that moves meanwhile may be on two pages or on none. A page can
+        have fewer jobs than `limit`, or none, and still a `next`: what has just left the state is left out.
+        """
+        return drive(self._transport, self._by_state(state, limit, cursor, reverse))
 
     def dead(self, count: int = 50) -> list[str]:
         """Ids of at most `count` jobs that failed for good and are still kept, oldest first."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 if TYPE_CHECKING:
     from .queue import Queue
 
-__all__ = ["TERMINAL", "Enqueued", "Job", "JobStatus", "Stats"]
+__all__ = ["TERMINAL", "Enqueued", "Job", "JobInfo", "JobStatus", "Stats"]
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -32,8 +32,8 @@ class Enqueued:
 
 
 @dataclass(frozen=True, repr=False)
-class Job(Generic[P, R]):
-    """A job's record at one moment."""
+class JobInfo:
+    """A job's record at one moment, without what it was given and what it made."""
 
     id: str
     status: JobStatus
@@ -56,6 +56,15 @@ class Job(Generic[P, R]):
     owner: str | None
     usage: dict[str, float]
     """What its handlers have reported by ``job.usage``, over all attempts: a number for each counter."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(id={self.id!r}, status={self.status!r}, attempt={self.attempt})"
+
+
+@dataclass(frozen=True, repr=False)
+class Job(JobInfo, Generic[P, R]):
+    """A job's record at one moment."""
+
     _queue: Queue[P, R] = field(repr=False, compare=False)
     _payload: str | None = field(repr=False)
     _result: str | None = field(repr=False)
@@ -71,9 +80,6 @@ class Job(Generic[P, R]):
         if self.status != "completed":
             return None
         return self._queue.decode_result(self._result if self._result is not None else "null")
-
-    def __repr__(self) -> str:
-        return f"Job(id={self.id!r}, status={self.status!r}, attempt={self.attempt})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,7 @@ def retry_dead(
 
 # -- readers (no scripts: Upstash's read-only token may not run any) --------------------------------------------------
 
-_RECORD = (
+INFO = (
     "id",
     "status",
     "error",
@@ -333,9 +333,9 @@ _RECORD = (
     "cancelRequested",
     "owner",
     "usage",
-    "payload",
-    "result",
 )
+"""Fields of a record that say how the job does. They are small."""
+_RECORD: tuple[str, ...] = (*INFO, "payload", "result")
 _STATUSES = frozenset({"waiting", "scheduled", "active", "completed", "failed", "cancelled"})
 
 P = TypeVar("P")
@@ -366,6 +366,29 @@ def amounts_of(value: str | None) -> dict[str, float]:
     return {}
 
 
+def told(id: str, r: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a `JobInfo`, from those of a record."""
+    attempt = number(r["attempt"])
+    return {
+        "id": id,
+        "status": status_of(r["status"]),
+        "error": maybe_text(r["error"]),
+        "attempt": attempt,
+        "starts": number(r["starts"], attempt),
+        "max_attempts": number(r["maxAttempts"], 1),
+        "progress": _float(r["progress"]),
+        "priority": number(r["priority"]),
+        "created_at": when(r["createdAt"]),
+        "updated_at": when(r["updatedAt"]),
+        "started_at": when(r["startedAt"]),
+        "finished_at": when(r["finishedAt"]),
+        "idempotency_key": maybe_text(r["idempotencyKey"]) or None,
+        "cancel_requested": maybe_text(r["cancelRequested"]) == "1",
+        "owner": maybe_text(r["owner"]),
+        "usage": amounts_of(maybe_text(r["usage"])),
+    }
+
+
 def get(keys: Keys, id: str, queue: Queue[P, R]) -> Call[Job[P, R] | None]:
     """The record, or None. A hash without an id is no record."""
 
@@ -376,24 +399,8 @@ def get(keys: Keys, id: str, queue: Queue[P, R]) -> Call[Job[P, R] | None]:
         r = dict(zip(_RECORD, row, strict=True))
         if r["id"] is None:
             return None
-        attempt = number(r["attempt"])
         return Job(
-            id=id,
-            status=status_of(r["status"]),
-            error=maybe_text(r["error"]),
-            attempt=attempt,
-            starts=number(r["starts"], attempt),
-            max_attempts=number(r["maxAttempts"], 1),
-            progress=_float(r["progress"]),
-            priority=number(r["priority"]),
-            created_at=when(r["createdAt"]),
-            updated_at=when(r["updatedAt"]),
-            started_at=when(r["startedAt"]),
-            finished_at=when(r["finishedAt"]),
-            idempotency_key=maybe_text(r["idempotencyKey"]) or None,
-            cancel_requested=maybe_text(r["cancelRequested"]) == "1",
-            owner=maybe_text(r["owner"]),
-            usage=amounts_of(maybe_text(r["usage"])),
+            **told(id, r),
             _queue=queue,
             _payload=maybe_text(r["payload"]),
             _result=maybe_text(r["result"]),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from outlast.listing import JobState
+
 from . import show
 from .app import NO, TIMEOUT, AsJson, RedisUrl, RestToken, RestUrl, command, usage
 
@@ -241,6 +243,54 @@ def cancel(
 
 
 # -- operating ---------------------------------------------------------------------------------------------------------
+
+
+def jobs(
+    queue: QueueName,
+    state: Annotated[JobState, Option(help="Completed and cancelled jobs are in no list: get them by id.")] = "waiting",
+    limit: Annotated[int, Option(help="At most this many, 1 to 100.")] = 50,
+    cursor: Annotated[
+        str | None, Option(metavar="CURSOR", show_default=False, help="Go on where the page before ended.")
+    ] = None,
+    reverse: Annotated[bool, Option("--reverse", help="From the other end: the latest first.")] = False,
+    redis_url: RedisUrl = None,
+    rest_url: RestUrl = None,
+    rest_token: RestToken = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the jobs of a state, page by page, without their payloads."""
+    from .connect import connect
+
+    with connect(redis_url, rest_url, rest_token) as client:
+        page = jobs_of(client, queue).by_state(state, limit=limit, cursor=cursor, reverse=reverse)
+    if as_json:
+        found = [
+            {**show.info_json(job, queue), "due_at": show.when(job.due_at), "worker": job.worker} for job in page.jobs
+        ]
+        show.dump({"queue": queue, "state": state, "jobs": found, "next": page.next})
+        return 0
+    if page.jobs:
+        rows = [
+            (
+                job.id,
+                job.priority,
+                f"{job.attempt}/{job.max_attempts}",
+                show.when(job.due_at or job.finished_at or job.started_at or job.created_at) or "",
+                job.owner or "",
+                one_line(job.error or ""),
+            )
+            for job in page.jobs
+        ]
+        since = {"waiting": "SINCE", "scheduled": "DUE", "active": "STARTED", "dead": "DIED"}[state]
+        show.table(("ID", "PRIORITY", "ATTEMPT", since, "OWNER", "ERROR"), rows)
+    elif page.next is None:
+        show.note(f"no {state} jobs in queue {queue}" + (" behind the cursor" if cursor is not None else ""))
+    if page.next is not None:
+        show.note(f"there are more: --cursor {page.next}")
+    return 0
+
+
+command(jobs)
 
 
 @command

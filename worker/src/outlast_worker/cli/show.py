@@ -9,7 +9,20 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NoReturn, Self
 
-from outlast import Cancelled, Chunk, Completed, Data, Event, Failed, Gap, Job, Progress, ReplyShapeError, Restarted
+from outlast import (
+    Cancelled,
+    Chunk,
+    Completed,
+    Data,
+    Event,
+    Failed,
+    Gap,
+    Job,
+    JobInfo,
+    Progress,
+    ReplyShapeError,
+    Restarted,
+)
 
 __all__ = [
     "Ended",
@@ -69,12 +82,12 @@ def pairs(values: dict[str, Any]) -> None:
 # -- jobs and events ---------------------------------------------------------------------------------------------------
 
 
-def _when(moment: datetime | None) -> str | None:
+def when(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat(timespec="milliseconds")
 
 
-def job_json(job: Job[Any, Any], queue: str) -> dict[str, Any]:
-    value: dict[str, Any] = {
+def info_json(job: JobInfo, queue: str) -> dict[str, Any]:
+    return {
         "id": job.id,
         "queue": queue,
         "status": job.status,
@@ -83,16 +96,20 @@ def job_json(job: Job[Any, Any], queue: str) -> dict[str, Any]:
         "max_attempts": job.max_attempts,
         "progress": job.progress,
         "priority": job.priority,
-        "created_at": _when(job.created_at),
-        "updated_at": _when(job.updated_at),
-        "started_at": _when(job.started_at),
-        "finished_at": _when(job.finished_at),
+        "created_at": when(job.created_at),
+        "updated_at": when(job.updated_at),
+        "started_at": when(job.started_at),
+        "finished_at": when(job.finished_at),
         "cancel_requested": job.cancel_requested,
         "idempotency_key": job.idempotency_key,
         "owner": job.owner,
         "usage": job.usage or None,
         "error": job.error,
     }
+
+
+def job_json(job: Job[Any, Any], queue: str) -> dict[str, Any]:
+    value = info_json(job, queue)
     try:
         value["payload"] = job.payload
         if job.status == "completed":
