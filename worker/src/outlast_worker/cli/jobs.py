@@ -258,7 +258,7 @@ def jobs(
     rest_token: RestToken = None,
     as_json: AsJson = False,
 ) -> int:
-    """List the jobs of a state, page by page, without their payloads."""
+    """List the jobs of a state, page by page."""
     from .connect import connect
 
     with connect(redis_url, rest_url, rest_token) as client:
