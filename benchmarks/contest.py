@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 CONCURRENCY = 50
-PAYLOAD = "x" * 80  # with the wrapping that each puts around it, about 100 bytes
+PAYLOAD = "x" * 60  # with the wrapping that each puts around it, about 100 bytes
 
 Job = tuple[str, float]
 """What is enqueued: "noop" or "sleep", and a number that tells it from others."""

@@ -119,7 +119,7 @@ def child(url: str) -> None:
 
 async def trips(ours: Ours, count: int) -> dict[str, float]:
     """Writes to the database for each job, enqueue and run, while 50 producers and 50 slots are busy."""
-    from tests.worker.faults import Proxy
+    from tests.faults.links import Proxy
 
     with Proxy(ours.url) as proxy:
         direct, ours.url = ours.url, proxy.url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from arq import Worker, create_pool
+from arq import Worker, create_pool, func
 from arq.connections import RedisSettings
 
 from benchmarks.contest import CONCURRENCY, Contestant, main
@@ -24,7 +24,7 @@ class Arq(Contestant):
             await self.handle(kind, number)
 
         self.worker = Worker(
-            functions=[run],
+            functions=[func(run, name="run")],
             redis_settings=self.settings,
             max_jobs=CONCURRENCY,
             handle_signals=False,

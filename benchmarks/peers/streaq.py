@@ -12,20 +12,24 @@ from benchmarks.contest import CONCURRENCY, Contestant, main
 
 class Streaq(Contestant):
     async def open(self) -> None:
-        self.worker: Any = Worker(redis_url=self.url, concurrency=CONCURRENCY, handle_signals=False)
+        _, self.run = self.make()
+        await self.producer.__aenter__()
 
-        @self.worker.task()
+    def make(self) -> tuple[Any, Any]:
+        self.producer: Any = Worker(redis_url=self.url, concurrency=CONCURRENCY, handle_signals=False)
+
+        @self.producer.task()
         async def run(kind: str, number: float, text: str) -> None:
             await self.handle(kind, number)
 
-        self.run = run
-        await self.worker.__aenter__()
+        return self.producer, run
 
     async def enqueue(self, kind: str, number: float, text: str = "") -> Any:
         return await self.run.enqueue(kind, number, text)
 
     async def start(self) -> None:
-        self.task = asyncio.create_task(self.worker.run_async())
+        worker, _ = self.make()  # one that is entered as a producer cannot run
+        self.task = asyncio.create_task(worker.run_async())
 
     async def cancel(self, handle: Any) -> None:
         await handle.abort()
