@@ -37,7 +37,7 @@ from outlast.transport import TRANSIENT
 
 from . import logs, policy
 from .context import JobContext, SyncJobContext
-from .leases import Lease
+from .leases import Answer, Lease
 from .output import Output
 from .steps import Steps
 from .stop_signal import JobSignal, StopReason
@@ -149,7 +149,15 @@ class Attempt:
             NAG_AFTER,
         )
 
-    def _held(self, answer: calls.Held) -> None:
+    def _held(self, answer: Answer) -> None:
+        if answer == "unreachable":
+            if self._ended.is_set():
+                return  # nothing is spent any more; what came of it is kept until the job is somebody else's
+            logger.warning(
+                "job %r of queue %r is stopped: the database could not be asked for longer than the lease",
+                self.job.id,
+                self._queue.name,
+            )
         if answer != "ok":
             self.stop("cancelled" if answer == "cancel" else "lease_lost")
 
@@ -336,6 +344,9 @@ class Attempt:
             if isinstance(error, RateLimitedError):
                 self._log(error, "gave its attempt back")
                 return _Outcome("release", body=policy.error_text(error), pause_ms=-int(-error.retry_after * 1000 // 1))
+            if isinstance(error, StoreFullError) or (self._output.refused and not isinstance(error, TerminalJobError)):
+                self._log(error, "was handed back: the database is full")
+                return _Outcome("release", body=policy.error_text(error))
             if isinstance(error, asyncio.CancelledError):
                 text = "CancelledError: raised inside the handler; nobody cancelled the job"
                 return self._failed(error, text, context)
@@ -414,7 +425,7 @@ class Attempt:
         self._output.drop_usage()
         if outcome.kind == "settle":
             # Watchers see all of the text before the end. A retry starts over, so there nothing is lost.
-            await self._output.flush()
+            await self._output.flush_last()
             if (error := self._output.pop_error()) is not None:
                 logger.warning("job %r: its last text could not be written: %s", self.job.id, error)
         await self._output.close(WIND_DOWN)

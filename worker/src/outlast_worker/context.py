@@ -114,7 +114,7 @@ class JobContext(_Context[P]):
         neighbouring texts joined. It waits only while the buffer (1,000 events or 1 MiB) is full. Halves of a
         surrogate pair are joined across calls; a half that stays alone is written as U+FFFD. An empty text writes
         nothing but renews the lease. Raises InvalidArgumentError for what JSON cannot hold, and StoreFullError when
-        the database had no memory for 10 s: the text before was dropped, and readers are told of the gap.
+        the database had no memory for 60 s: the text before was dropped, and readers are told of the gap.
         """
         await self._add(*event_of(value))
 
@@ -153,7 +153,7 @@ class JobContext(_Context[P]):
           The value given here has passed through JSON even when the step has just run.
 
         Raises what `function` raises (the step is not finished then); StepValueError, which ends the job, for a value
-        that is no JSON or larger than the queue's `max_step`; StoreFullError when the database had no memory for 10 s;
+        that is no JSON or larger than the queue's `max_step`; StoreFullError when the database had no memory for 60 s;
         ReplyShapeError for a stored value that does not fit `type` any more.
         """
         self._check()

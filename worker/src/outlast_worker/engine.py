@@ -116,7 +116,7 @@ class Engine:
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._asides: set[asyncio.Task[None]] = set()
         self._cancelled = False
-        self._full_until = 0.0
+        self._full = False
         self._logged: dict[str, float] = {}
         self._since = 0
         self.health = None if settings.health is None else Health(self, settings.health)
@@ -129,7 +129,7 @@ class Engine:
         return len(self._intakes) > 1
 
     def free_slots(self) -> int:
-        if self.stopping or self.loop.time() < self._full_until:
+        if self.stopping or self._full:
             return 0
         return self.settings.concurrency - sum(intake.running for intake in self._intakes) - self.booked
 
@@ -189,18 +189,29 @@ class Engine:
         if self.reachable and not isinstance(error, StoreFullError):
             self.reachable = False
             self._intakes[0].look()  # whether that is still so should be known soon
-        if isinstance(error, StoreFullError):
-            if self.loop.time() >= self._full_until:
-                for intake in self._intakes:
-                    if not intake.stopped:
-                        intake.due_in(FULL_PAUSE)
-            self._full_until = self.loop.time() + FULL_PAUSE
+        if isinstance(error, StoreFullError) and not self._full:
+            self._full = True
+            self.aside(self._wait_for_memory())
         now = time.monotonic()
         kind = type(error).__name__ + getattr(error, "code", "")
         if now - self._logged.get(kind, -LOG_EVERY) >= LOG_EVERY:
             self._logged[kind] = now
             logger.warning("trouble with the database, trying again: %s", error)
             self.on_error_of(error, None)
+
+    async def _wait_for_memory(self) -> None:
+        """Take nothing until the database accepts what needs memory: a job would be paid for and could not be shown."""
+        keys = self._intakes[0].keys
+        while self._full and not self._stop.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FULL_PAUSE * random.uniform(0.5, 1)):
+                    await self._stop.wait()
+            with suppress(OutlastError):
+                await self.transport.send(calls.seen(keys, self.id, json.dumps(self._info(), separators=(",", ":"))))
+                self._full = False
+        for intake in self._intakes:
+            if not intake.stopped:
+                intake.look()
 
     # -- what the health endpoints ask, from threads of their own -----------------------------------------------------
 
@@ -353,13 +364,17 @@ class Engine:
         while True:
             self.news.clear()
             info = json.dumps(self._info(), separators=(",", ":"), ensure_ascii=False)
-            with suppress(OutlastError):
+            try:
                 await self.transport.send_many([calls.seen(intake.keys, self.id, info) for intake in self._intakes])
                 if self.loop.time() >= prune:
                     prune = self.loop.time() + PRUNE_EVERY
                     for intake in self._intakes:
                         while await self.transport.send(calls.prune_dead(intake.keys)) >= 100:
                             pass
+            except StoreFullError as error:
+                self.trouble(error)
+            except OutlastError:
+                pass  # the next sign of life is soon enough
             with suppress(TimeoutError):  # a stop is told at once: what runs may still run for long
                 async with asyncio.timeout(SEEN_EVERY):
                     await self.news.wait()

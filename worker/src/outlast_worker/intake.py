@@ -31,7 +31,7 @@ FRESH_MS = 1000
 MOST = 100
 """Jobs taken by one call."""
 FULL_PAUSE = 5.0
-"""Seconds for which nothing is taken after the database had no memory for a write: what runs must end first."""
+"""Seconds, at most, until a database that had no memory for a write is asked whether it has."""
 QUIET = 10
 """Blocks after which a queue that is paused or at its rate is looked at all the same."""
 RETRY_BLOCKING = 60.0

@@ -9,20 +9,28 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any, TypeVarTuple
+from typing import Any, Literal, TypeVarTuple
 
-from outlast.errors import OutlastError, StoreFullError
+from outlast.errors import OutlastError, StoreFullError, TransportError
 from outlast.protocol import Keys, calls
 from outlast.protocol.calls import Call, Reserved
 
-from .tcp import TcpTransport
+from .tcp import SilentError, TcpTransport
 
-__all__ = ["Lease", "Leases"]
+__all__ = ["Answer", "Lease", "Leases"]
+
+Answer = calls.Held | Literal["unreachable"]
 
 Ts = TypeVarTuple("Ts")
 
 REPEAT = 0.4
 """Seconds until a renewal that failed is tried again: a lapsed lease is taken after a grace of 1 s."""
+SILENCE = 60.0
+"""Seconds, at most three leases, for which a job goes on after its lease while the database is connected and silent.
+
+A database that stands still hands nothing to anybody; when it goes on, owners get their leases back. One that cannot be
+reached may be serving others: then the job stops when its lease runs out.
+"""
 BLOCKED = 30.0
 """Seconds of an event loop that answers nothing after which the worker counts as unhealthy."""
 MOST = 200
@@ -34,9 +42,7 @@ class Lease:
 
     __slots__ = ("beat", "job", "keys", "ms", "renewed", "report", "until")
 
-    def __init__(
-        self, keys: Keys, job: Reserved, *, ms: int, beat: float, report: Callable[[calls.Held], None]
-    ) -> None:
+    def __init__(self, keys: Keys, job: Reserved, *, ms: int, beat: float, report: Callable[[Answer], None]) -> None:
         self.keys = keys
         self.job = job
         self.ms = ms
@@ -46,7 +52,12 @@ class Lease:
         self.until = inf
         """Not renewed after this: an attempt that ran out of time must not hold its job."""
         self.report = report
-        """Called on the event loop with an answer other than ok."""
+        """Called on the event loop with an answer other than ok; `unreachable`: the time without one is over."""
+
+    def deadline(self, failure: OutlastError) -> float:
+        """When to stop, if all renewals until then go on failing like this."""
+        cut_off = isinstance(failure, TransportError) and not isinstance(failure, SilentError)
+        return self.renewed + self.ms / 1000 + (0 if cut_off else min(SILENCE, 3 * self.ms / 1000))
 
     @property
     def lapsed(self) -> bool:
@@ -75,6 +86,8 @@ class Leases:
         self._asked: float | None = None
         """When the loop was last asked for a sign of life that it still owes."""
         self._told = False
+        self._failure: OutlastError | None = None
+        """What the latest renewal came to."""
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._stopped = False
@@ -115,11 +128,13 @@ class Leases:
                     due = self._due()
                 try:
                     self._renew(due, relief)
-                    relief = False
+                    self._failure, relief = None, False
                     self._watch_loop()
                 except OutlastError as error:
                     relief = isinstance(error, StoreFullError)
+                    self._failure = error
                     self._tell(self._trouble, error)
+                    self._tell(self._set_deadlines, error)
                     with self._changed:
                         if not self._stopped:
                             self._changed.wait(REPEAT)
@@ -157,6 +172,17 @@ class Leases:
                     lease.renewed = max(lease.renewed, now)
                 if answer != "ok":
                     self._tell(lease.report, answer)
+
+    def _set_deadlines(self, failure: OutlastError) -> None:
+        with self._changed:
+            leases = list(self._leases)
+        for lease in leases:
+            self._loop.call_later(max(0, lease.deadline(failure) - time.monotonic()), self._end, lease)
+
+    def _end(self, lease: Lease) -> None:
+        failure = self._failure
+        if failure is not None and lease in self._leases and time.monotonic() >= lease.deadline(failure):
+            lease.report("unreachable")
 
     def _watch_loop(self) -> None:
         now = time.monotonic()

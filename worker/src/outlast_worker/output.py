@@ -8,6 +8,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING
 
 from outlast.codec import dump_json
@@ -30,8 +31,10 @@ JOIN = 4096
 BATCH_EVENTS, BATCH_CHARS = 200, 256 * 1024
 FULL_EVENTS, FULL_CHARS = 1000, 1024 * 1024
 """A handler that emits faster than the database takes waits once this much is buffered."""
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds for which a full database is asked again before the text is given up and the handler is told."""
+LAST_PATIENCE = 10.0
+"""The same for the last text of a handler that has ended: its result is there, and can be stored."""
 
 _High = range(0xD800, 0xDC00)
 
@@ -100,8 +103,11 @@ class Output:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._error: OutlastError | None = None
+        self._patience = inf
         self.closed = False
         self.count = lease.job.n
+        self.refused = False
+        """Whether the database was full for so long that text was given up."""
         self.emitted = False
         """Whether this attempt has written, or may have."""
 
@@ -168,6 +174,11 @@ class Output:
         self._end_half()
         while (self._buffer or self._renew or self._usage or self._task) and not self.closed:
             await self._soon()
+
+    async def flush_last(self) -> None:
+        """As `flush`, but the text must not keep the result waiting for long."""
+        self._patience = self._loop.time() + LAST_PATIENCE
+        await self.flush()
 
     async def close(self, limit: float) -> None:
         """Take nothing more; a flush in flight gets `limit` seconds."""
@@ -271,7 +282,8 @@ class Output:
                 self._trouble(error)
             except StoreFullError as error:
                 self._trouble(error)
-                if self._loop.time() > patience:
+                if self._loop.time() > min(patience, self._patience):
+                    self.refused = True
                     raise
             else:
                 if renew and held != "lost":

@@ -18,6 +18,8 @@ from outlast.errors import InvalidArgumentError, OutlastError, StepValueError, S
 from outlast.protocol import calls
 from outlast.protocol.calls import Call
 
+from .output import PATIENCE
+
 if TYPE_CHECKING:
     from outlast.codec import Codec
     from outlast.queue import Queue
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["Step", "Steps", "in_thread", "is_coroutine_function"]
 
 T = TypeVar("T")
-
-PATIENCE = 10.0
-"""Seconds for which a full database is asked again before the step's caller is told."""
 
 
 class Step:

@@ -45,7 +45,7 @@ from outlast.errors import AuthError, ConfigurationError, InvalidArgumentError, 
 from outlast.protocol.calls import Call, items, text
 from outlast.transport import TRANSIENT, server_error
 
-__all__ = ["AsyncTcpTransport", "TcpTransport", "TlsError"]
+__all__ = ["AsyncTcpTransport", "SilentError", "TcpTransport", "TlsError"]
 
 T = TypeVar("T")
 
@@ -293,8 +293,13 @@ def _not_connected(error: BaseException, place: _Place, address: Address) -> Aut
     if isinstance(error, RedisTimeoutError):
         if place.tls and _answers_without_tls(address):
             return TlsError(f"cannot connect to {label}: it does not speak TLS; use redis://", maybe_applied=False)
-        return TransportError(f"no answer from {label} while connecting", maybe_applied=False)
+        kind = TransportError if "connecting" in str(error) else SilentError  # else it was the login
+        return kind(f"no answer from {label} while connecting", maybe_applied=False)
     return TransportError(f"cannot connect to {label}: {error or type(error).__name__}", maybe_applied=False)
+
+
+class SilentError(TransportError):
+    """Connected, and no answer in time. Whatever stands still there may stand still for everybody."""
 
 
 def _answers_without_tls(address: Address) -> bool:
@@ -312,7 +317,7 @@ def _answers_without_tls(address: Address) -> bool:
 
 
 def _late(label: str, limit: float) -> TransportError:
-    return TransportError(f"no answer from {label} within {limit:.3g} s")
+    return SilentError(f"no answer from {label} within {limit:.3g} s")
 
 
 def _closed(label: str, *, sent: bool) -> TransportError:

@@ -1,0 +1,238 @@
+"""What a worker does while its database stands still, is full, or is out of its reach."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from tests.faults.links import Provider, Proxy
+from tests.faults.processes import until
+from tests.faults.servers import full, stalled
+from tests.servers import start_valkey
+
+from outlast import AsyncClient, Client, Queue
+from outlast_worker import JobContext, SyncJobContext, Worker
+
+
+@pytest.mark.parametrize("connected", [False, True])
+async def test_h11_a_job_stops_spending_when_its_lease_runs_out_unrenewed(
+    valkey_url: str, queue_name: str, connected: bool
+) -> None:
+    """Cut off: with the lease. Connected and silent, as everybody else may be: after three leases more."""
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.6)
+    with Provider() as provider, Proxy(valkey_url) as proxy, Client(redis_url=valkey_url) as client:
+        worker = Worker(proxy.url)
+        reasons: list[str | None] = []
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            if job.attempt > 1:
+                return "again"
+            try:
+                async with httpx.AsyncClient(timeout=60) as http:
+                    return (await http.get(provider.url)).text
+            finally:
+                reasons.append(job.signal.reason)
+
+        jobs = client.queue(queue)
+        async with worker:
+            job = await asyncio.to_thread(jobs.enqueue, None)
+            await until(provider.called.is_set, "the provider is called")
+            (proxy.hold if connected else proxy.down)()
+            cut = time.monotonic()
+            await until(provider.left.is_set, "the provider sees its caller leave", 30)
+            lasted = time.monotonic() - cut
+            proxy.heal()
+            assert await asyncio.to_thread(jobs.wait, job.id, timeout=20) == "again"
+    assert reasons == ["lease_lost"]
+    # The latest renewal lies up to a quarter of a lease back; a busy machine is late.
+    least = 0.6 * (4 if connected else 1)
+    assert 0.7 * least < lasted < least + 1.5
+
+
+def test_h11_a_plain_handler_is_told_too(valkey_url: str, queue_name: str) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.6, max_attempts=1)
+    reasons: list[str | None] = []
+
+    async def main() -> None:
+        with Proxy(valkey_url) as proxy, Client(redis_url=valkey_url) as client:
+            worker = Worker(proxy.url)
+
+            @worker.handles(queue)
+            def run(job: SyncJobContext[Any]) -> None:
+                proxy.down()
+                job.signal.wait(20)
+                reasons.append(job.signal.reason)
+
+            async with worker:
+                await asyncio.to_thread(client.queue(queue).enqueue, None)
+                await until(lambda: reasons, "the handler is told", 30)
+                proxy.heal()
+
+    asyncio.run(main())
+    assert reasons == ["lease_lost"]
+
+
+async def test_h12_a_server_that_stands_still_for_longer_than_every_lease_hands_nothing_out_twice(
+    queue_name: str,
+) -> None:
+    """The whole process is stopped, so that new connections are accepted and silent. Idle workers wait to pounce."""
+    queue: Queue[Any, Any] = Queue(queue_name, lease=1.0, max_attempts=2)
+    starts: list[str] = []
+    with start_valkey() as server:
+        url = server.connection_url
+        busy, *idle = [Worker(url, block=0.2) for _ in range(3)]
+        for each in (busy, *idle):
+
+            @each.handles(queue, concurrency=20)
+            async def run(job: JobContext[Any]) -> str:
+                starts.append(job.id)
+                for n in range(20):
+                    await job.emit(f"{n},")
+                    await asyncio.sleep(0.25)
+                return "R"
+
+        async with AsyncClient(redis_url=url) as client:
+            jobs = client.queue(queue)
+            ids = [(await jobs.enqueue(n)).id for n in range(20)]
+            async with busy:
+                await until(lambda: len(starts) == 20, "all run")
+                async with idle[0], idle[1]:
+                    with stalled(server):
+                        await asyncio.sleep(3.2)
+                    assert [await jobs.wait(id, timeout=30) for id in ids] == ["R"] * 20
+    assert sorted(starts) == sorted(ids)
+
+
+@pytest.mark.parametrize("way", ["hold", "down"])
+async def test_h55_a_finished_result_is_kept_for_as_long_as_nobody_else_takes_the_job(
+    valkey_url: str, queue_name: str, way: str
+) -> None:
+    """Six leases without a database, with the handler at its end: nothing is spent, so nothing is given up."""
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.4)
+    starts: list[int] = []
+    with Proxy(valkey_url) as proxy, Client(redis_url=valkey_url) as client:
+        worker = Worker(proxy.url)
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            starts.append(job.starts)
+            await job.emit("text")
+            await job.flush()
+            getattr(proxy, way)()
+            return "R"
+
+        jobs = client.queue(queue)
+        async with worker:
+            job = await asyncio.to_thread(jobs.enqueue, None)
+            await until(lambda: starts, "it runs")
+            await asyncio.sleep(2.4)
+            assert jobs.get(job.id).status == "active"  # type: ignore[union-attr]
+            proxy.heal()
+            assert await asyncio.to_thread(jobs.wait, job.id, timeout=20) == "R"
+            events = await asyncio.to_thread(lambda: [event.type for event in jobs.watch(job.id)])
+    assert starts == [1]
+    assert events == ["chunk", "completed"]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outlast_worker.output.PATIENCE", 0.3)
+    monkeypatch.setattr("outlast_worker.steps.PATIENCE", 0.3)
+    monkeypatch.setattr("outlast_worker.engine.FULL_PAUSE", 0.2)
+
+
+async def _step(job: JobContext[Any]) -> None:
+    await job.step("paid", lambda: "x")
+
+
+async def _text(job: JobContext[Any]) -> None:
+    await job.emit("x")
+    await job.flush()
+
+
+async def _wrapped(job: JobContext[Any]) -> None:
+    try:
+        await _text(job)
+    except Exception as error:
+        raise ValueError("as handlers do") from error
+
+
+@pytest.mark.parametrize("write", [_step, _text, _wrapped])
+async def test_h49_a_full_database_burns_no_attempts_and_starts_nothing_that_could_not_be_shown(
+    queue_name: str, impatient: None, write: Callable[[JobContext[Any]], Any]
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, lease=5, max_attempts=1)
+    attempts: list[tuple[int, int]] = []
+    with start_valkey() as server:
+        url = server.connection_url
+        worker = Worker(url)
+        began, go = asyncio.Event(), asyncio.Event()
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            attempts.append((job.attempt, job.starts))
+            began.set()
+            await go.wait()
+            await write(job)
+            return "R"
+
+        async with AsyncClient(redis_url=url) as client, worker:
+            jobs = client.queue(queue)
+            job, second = await jobs.enqueue(1), await jobs.enqueue(2)
+            await began.wait()
+            with full(server.port):
+                go.set()
+
+                async def handed_back() -> bool:
+                    return (await jobs.stats()).waiting == 2
+
+                await until(handed_back, "the job is handed back")
+                await asyncio.sleep(1)  # five looks for memory
+                assert attempts == [(1, 1)]
+            assert [await jobs.wait(each.id, timeout=20) for each in (job, second)] == ["R", "R"]
+    assert attempts == [(1, 1), (1, 2), (1, 1)]
+
+
+async def test_h49_text_waits_for_memory_and_none_is_lost(queue_name: str) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, lease=2)
+    with start_valkey() as server:
+        worker = Worker(server.connection_url)
+        filled, go = asyncio.Event(), asyncio.Event()
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            for n in range(100):
+                if n == 50:
+                    filled.set()
+                    await go.wait()
+                await job.emit(f"{n},")
+                await asyncio.sleep(0.02)
+            return "R"
+
+        async with AsyncClient(redis_url=server.connection_url) as client, worker:
+            jobs = client.queue(queue)
+            job = await jobs.enqueue(None)
+            await filled.wait()
+            with full(server.port):
+                go.set()
+                await asyncio.sleep(3)  # the handler ends, and the lease is renewed all the same
+                assert (await jobs.get(job.id)).status == "active"  # type: ignore[union-attr]
+            events = [event async for event in jobs.watch(job.id)]
+    assert "".join(event.data for event in events if event.type == "chunk") == "".join(f"{n}," for n in range(100))
+    assert [event.type for event in events if event.type != "chunk"] == ["completed"]
+    assert events[-1].attempt == 1
+
+
+async def test_a_worker_that_starts_while_the_database_is_full_stops_in_time(queue_name: str) -> None:
+    with start_valkey() as server, full(server.port):
+        worker = Worker(server.connection_url)
+        worker.handles(Queue(queue_name))(_text)
+        async with worker:
+            await asyncio.sleep(0.3)
+            began = time.monotonic()
+        assert time.monotonic() - began < 5
