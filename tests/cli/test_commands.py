@@ -306,6 +306,20 @@ def test_h67_jobs_of_a_state_are_listed_a_page_at_a_time(q: str) -> None:
     assert outlast("jobs", q, "--state", "completed").exit_code == 2
 
 
+def test_h67_a_state_is_purged_and_nothing_goes_unasked(q: str) -> None:
+    ids = [ok("enqueue", q, '"fail"').strip() for _ in range(3)]
+    refused = outlast("queue", "purge", q, "--state", "waiting")
+    assert (refused.exit_code, "give --yes" in refused.stderr) == (2, True)
+    assert ok("queue", "purge", q, "--state", "waiting", "--yes", "--older-than", "60") == "0 purged\n"
+    assert ok("queue", "purge", q, "--state", "waiting", "--yes") == "3 purged\n"
+    assert as_json("get", q, ids[0])["status"] == "cancelled"
+    id = ok("enqueue", q, '"fail"').strip()
+    work(q, speak)
+    told = json.loads(ok("queue", "purge", q, "--state", "dead", "--yes", "--json"))
+    assert told == {"queue": q, "state": "dead", "purged": 1}
+    assert outlast("get", q, id).exit_code == 1
+
+
 def test_stats_count_one_queue_or_all_and_find_the_unattended(q: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ok("enqueue", q, "1")
     ok("enqueue", q, "1", "--delay", "60")

@@ -143,7 +143,7 @@ def test_noscript_and_transient_refusals_heal_slot_by_slot(rest: Rest) -> None:
     route = respx.post(URL + "/pipeline").mock(side_effect=[httpx.Response(200, json=answer) for answer in answers])
     assert rest.send_many([PING, CANCEL, PING, CANCEL]) == [b"one", "unknown", 7, "cancelled"]
     sent = bodies(route)
-    assert [command[0] for command in sent[1]] == ["EVAL", "GET", "EVAL"]
+    assert [command[0] for command in sent[1]] == ["EVAL", "GET", "EVALSHA"], "the first brings the text for all"
     assert sent[2] == [["GET", "k"]]
 
 

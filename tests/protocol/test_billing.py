@@ -403,6 +403,10 @@ OTHERS: dict[str, tuple[int, Prepare]] = {
         lambda lab: calls.retry_dead(lab.keys, "job-a", nonce="n", max_attempts=3, now=lab.now),
     ),
     "prune_dead, nothing gone": (2 + 3, lambda lab: prune(lab, 3, 0)),
+    "cancel waiting, when purged": (8, lambda lab: cancel(lab, lab.enqueue, before_ms=lab.now)),
+    "cancel active, when purged": (2, lambda lab: cancel(lab, lab.running, before_ms=lab.now)),
+    "purge_dead, nothing": (2, lambda lab: calls.purge_dead(lab.keys, lab.now)),
+    "purge_dead of three": (2 + 3 + 2, lambda lab: (prune(lab, 3, 0), calls.purge_dead(lab.keys, lab.now))[1]),
     "prune_dead, some gone": (2 + 3 + 1, lambda lab: prune(lab, 1, 2)),
     "get": (1, lambda lab: cancel(lab, lab.enqueue) and calls.get(lab.keys, "job-a", lab.queue)),
 }

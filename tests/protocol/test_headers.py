@@ -132,16 +132,20 @@ def test_body_answers_what_the_header_says(name: str) -> None:
     if name == "settle":  # answers the status that it was given, or the one that a cancel made of it
         assert "return status" in body
         answered |= {"completed", "failed"} | ({"cancelled"} if "status, body, ttl = 'cancelled'" in body else set())
-    if name == "prune_dead":
-        assert "return #gone" in body
+    if name in NUMBERS:
+        assert re.search(r"return #\w+$", body)
         answered = words
     assert answered == words
 
+
+NUMBERS = ("prune_dead", "purge_dead")
+"""Scripts whose answer is a number."""
 
 ANSWERS = {
     "enqueue": {"created": ["j"], "duplicate": ["j"], "conflict": ["j"], "in_use": ["waiting"], "too_large": ["9"]},
     "reserve": {"ok": ["0", "-1", "0", [b"", b"5", b"", b"", b"", b""]], "stale": ["0"]},
     "prune_dead": {},
+    "purge_dead": {},
 }
 
 
@@ -154,14 +158,14 @@ def test_every_answer_is_understood_and_no_other(name: str, keys: Keys) -> None:
             assert len(rest) == len([part for part in shape if not part.endswith("...")])
             reply: Any = [word.encode(), *rest]
         else:
-            reply = [word.encode()] if name == "renew" else 7 if name == "prune_dead" else word.encode()
+            reply = [word.encode()] if name == "renew" else 7 if name in NUMBERS else word.encode()
         if word in ("conflict", "in_use", "too_large"):
             with pytest.raises((IdempotencyConflictError, JobInUseError, InvalidArgumentError)) as refused:
                 decode(reply)
             assert word == "too_large" or refused.value.job_id
         else:
             decode(reply)
-    if name != "prune_dead":
+    if name not in NUMBERS:
         for nonsense in (b"surprise", [b"surprise"], [b"surprise", b"x"], None, 5):
             with pytest.raises(ReplyShapeError):
                 decode(nonsense)
@@ -257,6 +261,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "base": keys.base,
                 "relief": str(int(relief)),
                 "ctl_ttl_ms": str(calls.CTL_TTL_MS),
+                "before": "",
             },
             [],
         )
@@ -303,6 +308,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
             [],
         )
     yield calls.prune_dead(keys), {"dead": keys.dead}, {"base": keys.base}, []
+    yield calls.purge_dead(keys, 5), {"dead": keys.dead}, {"base": keys.base, "before": "5"}, []
     yield (
         calls.admit(keys, "id-1", "me"),
         {
@@ -586,6 +592,7 @@ def test_constants_of_the_prelude_are_those_of_python() -> None:
 COMMANDS = {
     # command: a pattern of what must follow its key
     "DEL": "",
+    "UNLINK": "",
     "GET": "",
     "HDEL": "",
     "HMGET": "",
@@ -608,7 +615,7 @@ COMMANDS = {
     "ZMSCORE": r", unpack\(ids\)",
     "ZPOPMIN": r", wanted\)",
     "ZRANGE": r", 0, (0|PEEK|BATCH|BATCH - 1|running\[owner\] - 1)(?!\w)",
-    "ZRANGEBYSCORE": r", '\(0', '\+inf', 'WITHSCORES', 'LIMIT', 0, PEEK\)",
+    "ZRANGEBYSCORE": r", ('\(0', '\+inf', 'WITHSCORES', 'LIMIT', 0, PEEK|'-inf', before, 'LIMIT', 0, BATCH)\)",
     "ZREM": "",
     "ZSCORE": "",
 }
@@ -699,6 +706,7 @@ FOLLOWED = {
     "release": {"steps:<id>", "hooks:<key>"},
     "settle": {"hooks:<key>"},
     "prune_dead": {"job:<id>"},
+    "purge_dead": {"job:<id>", "events:<id>", "steps:<id>"},
     "reserve": {"job:<id>", "events:<id>", "idem:<key>", "steps:<id>", "owner:<owner>", "hooks:<key>"},
 }
 
@@ -726,7 +734,7 @@ def test_scripts_touch_the_keys_that_they_declare_and_declare_those_that_they_to
                 script, keys = names[words[1]], set(words[3 : 3 + int(words[2])])
                 declared[script] |= {row_of(key.removeprefix(base)) for key in keys}
             elif shown["client_type"] == "lua" and words[0] != "TIME":
-                used = words[1:] if words[0] == "DEL" else words[1:2]
+                used = words[1:] if words[0] in ("DEL", "UNLINK") else words[1:2]
                 touched[script] |= {row_of(key.removeprefix(base)) for key in used}
                 # Upstash cuts Lua numbers to integers, and Lua would write a time as 1.8e+12: all leave as text.
                 assert not [word for word in words if re.fullmatch(r"-?[\d.]+e[+-]?\d+|\d+\.0", word)], words

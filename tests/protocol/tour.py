@@ -113,6 +113,8 @@ def tour(lab: Lab) -> None:
 
     # limits: an owner's cap holds back, lets in, outlives a foreign end and a crash; concurrency, rate, large payloads
     lab.raw("DEL", keys.ready, keys.leases)
+    lab.running("purged").fail()
+    lab.send(calls.purge_dead(keys, lab.now))
     rules = {"concurrency": 3, "rate": 10, "interval": 1000, "burst": 3, "ownerCap": 1, "maxAttempts": 1}
     lab.raw("HSET", keys.config, *(part for pair in rules.items() for part in pair), "leaseMs", LEASE)
     lab.enqueue("large", own=False, payload="x" * 20_000)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     AuthError,
     BudgetExceededError,
+    BulkEnqueueError,
     ConfigurationError,
     IdempotencyConflictError,
     InvalidArgumentError,
@@ -36,6 +37,7 @@ from .records import Enqueued, Job, JobInfo, JobStatus, Stats
 
 if TYPE_CHECKING:
     from .aio import AsyncClient, AsyncJobs
+    from .bulk import NewJob
     from .client import Client, Jobs
     from .events import (
         Cancelled,
@@ -59,6 +61,7 @@ __all__ = [
     "AsyncJobs",
     "AuthError",
     "BudgetExceededError",
+    "BulkEnqueueError",
     "Cancelled",
     "Chunk",
     "Client",
@@ -86,6 +89,7 @@ __all__ = [
     "JobStopped",
     "Jobs",
     "ListedJob",
+    "NewJob",
     "OutlastError",
     "Progress",
     "Queue",
@@ -109,6 +113,7 @@ _LAZY = {
     **dict.fromkeys(("Cancelled", "Chunk", "Completed", "Data", "Event", "EventPage", "Failed"), "events"),
     **dict.fromkeys(("Gap", "Progress", "Restarted"), "events"),
     **dict.fromkeys(("JobPage", "JobState", "ListedJob"), "listing"),
+    "NewJob": "bulk",
     "Rules": "rules",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -30,6 +30,7 @@ from .transport import TRANSIENT
 
 if TYPE_CHECKING:
     from ._checks import Duration
+    from .bulk import Batch, NewJob
     from .events import Completed, Event, EventPage
     from .listing import JobPage, JobState
     from .protocol import Tail
@@ -232,6 +233,20 @@ class JobsBase(Generic[P, R]):
         return page(
             self._keys, check_state(state), check_count(limit, "limit", most=MAX_PAGE), cursor=cursor, reverse=reverse
         )
+
+    def _purge(self, state: JobState, older_than: Duration) -> calls.Plan[int]:
+        from .listing import check_state, purge
+
+        if check_state(state) == "active":
+            raise InvalidArgumentError("state='active': what runs is not purged; cancel those jobs")
+        return purge(
+            self._keys, state, older_ms=to_ms(older_than, "older_than"), result_ttl_ms=self.queue.result_ttl_ms
+        )
+
+    def _batch(self, jobs: Iterable[P | NewJob[P]], trace: str | None) -> Batch:
+        from .bulk import Batch
+
+        return Batch(self, jobs, trace)
 
     def _follow(
         self,

@@ -23,7 +23,7 @@ from .protocol import calls
 from .transport import Transport, drive
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import TracebackType
 
     import httpx
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ._checks import Duration
     from ._reads import Reads
+    from .bulk import NewJob
     from .events import Event, EventPage
     from .listing import JobPage, JobState
     from .queue import Queue
@@ -224,6 +225,27 @@ class Jobs(JobsBase[P, R]):
             observed.answered(answer)
         return stamped(answer, self._transport.sync_token)
 
+    def enqueue_many(self, jobs: Iterable[P | NewJob[P]]) -> list[Enqueued]:
+        """Make many jobs at once: payloads, or `NewJob`s where one needs options. The answers are in their order.
+
+        A thousand small jobs are one round trip; more, and larger ones, are several. At most 10,000 a call. Each job is
+        made or refused by itself, as `enqueue` would: a queue's consumers see the first while the last is on its way.
+
+        All are checked before anything is written: InvalidArgumentError names the first that is wrong. If the database
+        then refuses one, the others are made all the same, and BulkEnqueueError says at the end what became of each.
+        A lost reply is asked for again and makes no second job.
+        """
+        with enqueuing(self.queue.name) as observed:
+            batch = self._batch(jobs, observed.trace)
+            while calls := batch.next():
+                try:
+                    batch.answered(self._transport.send_many(calls, outcomes=True))
+                except TransportError as error:
+                    batch.failed(error)
+            for answer in batch.made:
+                observed.answered(answer)
+            return batch.result(self._transport.sync_token)
+
     def get(self, id: str) -> Job[P, R] | None:
         """The job's record now, or None: the id is unknown, or the record has expired."""
         job: Job[P, R] | None = self._transport.send(self._get(id))
@@ -358,6 +380,18 @@ class Jobs(JobsBase[P, R]):
     def dead(self, count: int = 50) -> list[str]:
         """Ids of at most `count` jobs that failed for good and are still kept, oldest first."""
         return drive(self._transport, self._dead(count))
+
+    def purge(self, state: JobState, *, older_than: Duration = 0.0) -> int:
+        """Empty a state of the jobs that are in it now, a hundred a round trip; others go on meanwhile. How many.
+
+        - "waiting" and "scheduled": the jobs are cancelled, as by `cancel`: watchers and webhooks are told, keys are
+          freed, records stay for the result TTL. What a worker takes before its turn to be cancelled runs on.
+        - "dead": the jobs are forgotten, with their output and steps. Nothing is left to retry or to look at.
+        - `older_than`: seconds since they were made, or died.
+
+        Calling again after an error goes on where it ended. After a lost reply the number may be a batch too low.
+        """
+        return drive(self._transport, self._purge(state, older_than))
 
     def retry_dead(self, id: str, *, max_attempts: int | None = None, keep_steps: bool = True) -> bool:
         """Put a job that failed for good back to work, with a fresh count of attempts. False: it is not dead.

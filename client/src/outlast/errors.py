@@ -10,6 +10,7 @@
      │  ├ AuthError                       wrong or missing token, or one without the right
      │  ├ StoreFullError                  no memory left: free some, then try again
      │  └ QuotaExceededError              the plan's request limit is used up: do not retry
+     ├ BulkEnqueueError .outcomes         enqueue_many(): not all of the jobs were made
      ├ ReplyShapeError                    done, but the answer or the stored value is not ours
      ├ JobError        .job_id
      │  ├ JobNotFoundError                unknown id, or the record has expired
@@ -31,10 +32,15 @@ from __future__ import annotations
 
 from datetime import timedelta
 from math import isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .records import Enqueued
 
 __all__ = [
     "AuthError",
     "BudgetExceededError",
+    "BulkEnqueueError",
     "ConfigurationError",
     "IdempotencyConflictError",
     "InvalidArgumentError",
@@ -115,6 +121,18 @@ class QuotaExceededError(ServerError):
 
 class ReplyShapeError(OutlastError):
     """The command ran, but its answer, or a stored value, is not what this library writes."""
+
+
+class BulkEnqueueError(OutlastError):
+    """Not all jobs of an enqueue_many were made. `outcomes` has for each, in order, its `Enqueued` or its error.
+
+    A TransportError among them has `job_id`, the id that the job has if it was made. Its `maybe_applied` is False for
+    those that were not sent any more.
+    """
+
+    def __init__(self, message: str, outcomes: list[Enqueued | OutlastError]) -> None:
+        super().__init__(message)
+        self.outcomes = outcomes
 
 
 class JobError(OutlastError):

@@ -15,11 +15,12 @@ from math import isfinite
 from typing import Any, Literal, cast, get_args
 
 from .errors import InvalidArgumentError
-from .protocol import Call, Keys
+from .protocol import Call, Keys, calls
 from .protocol.calls import INFO, Plan, items, maybe_text, number, status_of, text, told, when
+from .protocol.keys import BATCH
 from .records import JobInfo
 
-__all__ = ["MAX_PAGE", "JobPage", "JobState", "ListedJob", "check_state", "page"]
+__all__ = ["MAX_PAGE", "JobPage", "JobState", "ListedJob", "check_state", "page", "purge"]
 
 JobState = Literal["waiting", "scheduled", "active", "dead"]
 """Where jobs are listed. "dead" are those that failed for good."""
@@ -90,6 +91,27 @@ def page(keys: Keys, state: JobState, limit: int, *, cursor: str | None, reverse
                 )
             )
     return JobPage(found, following)
+
+
+def purge(keys: Keys, state: JobState, *, older_ms: int, result_ttl_ms: int) -> Plan[int]:
+    """Forget the dead, or cancel those that have not started: as of now, a hundred a round trip."""
+    [now] = yield [Call(("TIME",), lambda reply: int(items(reply)[0]) * 1000 + int(items(reply)[1]) // 1000)]
+    before: int = now - older_ms
+    total = 0
+    if state == "dead":
+        while True:
+            [gone] = yield [calls.purge_dead(keys, before)]
+            total += cast("int", gone)
+            if gone < BATCH:
+                return total
+    cursor: str | None = None
+    while True:
+        entries, cursor = yield from ids(index(keys, state), BATCH, cursor=cursor)
+        if entries:
+            answers = yield [calls.cancel(keys, id, result_ttl_ms=result_ttl_ms, before_ms=before) for _, id in entries]
+            total += sum(answer == "cancelled" for answer in answers)
+        if cursor is None:
+            return total
 
 
 def ids(key: str, limit: int, *, cursor: str | None, reverse: bool = False) -> Plan[tuple[list[Entry], str | None]]:

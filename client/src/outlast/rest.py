@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 from ._checks import Duration, is_list, to_ms
 from .errors import AuthError, ConfigurationError, InvalidArgumentError, OutlastError, ServerError, TransportError
 from .protocol import Call
-from .transport import TRANSIENT, server_error
+from .transport import TRANSIENT, outcome_of, server_error
 
 if TYPE_CHECKING:
     import asyncio
@@ -190,9 +190,9 @@ class RestTransport(_Base["httpx.Client"]):
         value: T = self._run(_Exchange(self, [call], pipeline=False))[0]
         return value
 
-    def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
         """Send independent calls in one request."""
-        return self._run(_Exchange(self, calls, pipeline=True)) if calls else []
+        return self._run(_Exchange(self, calls, pipeline=True, outcomes=outcomes)) if calls else []
 
     def _run(self, exchange: _Exchange) -> list[Any]:
         client = self._client()
@@ -263,9 +263,9 @@ class AsyncRestTransport(_Base["httpx.AsyncClient"]):
         value: T = (await self._run(_Exchange(self, [call], pipeline=False)))[0]
         return value
 
-    async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
         """Send independent calls in one request."""
-        return await self._run(_Exchange(self, calls, pipeline=True)) if calls else []
+        return await self._run(_Exchange(self, calls, pipeline=True, outcomes=outcomes)) if calls else []
 
     async def _run(self, exchange: _Exchange) -> list[Any]:
         import asyncio
@@ -302,14 +302,18 @@ class AsyncRestTransport(_Base["httpx.AsyncClient"]):
 class _Exchange:
     """Calls on their way until each has its answer: what to post, what came back, how long to pause. No I/O."""
 
-    def __init__(self, rest: _Base[Any], calls: Sequence[Call[Any]], *, pipeline: bool) -> None:
+    def __init__(self, rest: _Base[Any], calls: Sequence[Call[Any]], *, pipeline: bool, outcomes: bool = False) -> None:
         self._rest = rest
         self._calls = calls
         self._pipeline = pipeline
+        self._outcomes = outcomes
         self._deadline = monotonic() + rest.timeout
         self._replies: list[Any] = [None] * len(calls)
         self._open = list(range(len(calls)))
+        self._unknown: set[int] = set()
+        """Slots whose script the server does not know."""
         self._sourced: set[int] = set()
+        """Those of them that were sent with its text."""
         self._refused: ServerError | None = None
         self._applied = False
         self._sends = 0
@@ -323,7 +327,8 @@ class _Exchange:
         """What to POST now: the calls that have no answer yet."""
         import httpx
 
-        commands = [self._calls[slot].command(source=slot in self._sourced) for slot in self._open]
+        self._bringing: list[int] = []
+        commands = [self._calls[slot].command(source=self._needs_source(slot)) for slot in self._open]
         try:
             content = json.dumps(
                 commands if self._pipeline else commands[0], ensure_ascii=False, separators=(",", ":")
@@ -341,6 +346,15 @@ class _Exchange:
             "follow_redirects": False,
             "auth": None,
         }
+
+    def _needs_source(self, slot: int) -> bool:
+        """The first of many calls of a script brings its text for all."""
+        script = self._calls[slot].script
+        if slot not in self._unknown or any(self._calls[other].script is script for other in self._bringing):
+            return False
+        self._bringing.append(slot)
+        self._sourced.add(slot)
+        return True
 
     def begin(self, response: httpx.Response) -> None:
         size = response.headers.get("content-length", "")
@@ -382,7 +396,7 @@ class _Exchange:
                     if isinstance(error, TransportError):
                         return self._again(error, _retry_after(response))
                     if error.code == "NOSCRIPT" and self._calls[slot].script and slot not in self._sourced:
-                        self._sourced.add(slot)
+                        self._unknown.add(slot)
                         still_open.append(slot)
                     elif error.code in TRANSIENT:
                         self._refused = error
@@ -412,7 +426,9 @@ class _Exchange:
         return pause
 
     def values(self) -> list[Any]:
-        """The decoded answers. The first refusal is raised."""
+        """The decoded answers. The first refusal is raised, or stands among them."""
+        if self._outcomes:
+            return [outcome_of(call, reply) for call, reply in zip(self._calls, self._replies, strict=True)]
         for reply in self._replies:
             if isinstance(reply, ServerError):
                 raise reply

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from .errors import AuthError, QuotaExceededError, ServerError, StoreFullError
+from .errors import AuthError, OutlastError, QuotaExceededError, ServerError, StoreFullError
 from .protocol.calls import Call, Plan
 
-__all__ = ["TRANSIENT", "AsyncTransport", "Transport", "adrive", "drive", "server_error"]
+__all__ = ["TRANSIENT", "AsyncTransport", "Transport", "adrive", "drive", "outcome_of", "server_error"]
 
 T = TypeVar("T")
 
@@ -34,8 +34,11 @@ class Transport(Protocol):
         """Send one call. `block`: seconds that the server may take to answer it, on a connection of its own."""
         ...
 
-    def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Send independent calls in one round trip. The first refusal is raised after all replies were read."""
+    def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
+        """Send independent calls in one round trip. The first refusal is raised after all replies were read.
+
+        With `outcomes` refusals stand among the answers instead; only a TransportError is raised.
+        """
         ...
 
     def close(self) -> None: ...
@@ -52,7 +55,7 @@ class AsyncTransport(Protocol):
 
     async def send(self, call: Call[T], *, block: float | None = None) -> T: ...
 
-    async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]: ...
+    async def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]: ...
 
     async def aclose(self) -> None: ...
 
@@ -76,6 +79,16 @@ def server_error(message: str) -> ServerError:
     if "max requests limit exceeded" in message:
         return QuotaExceededError(message, code=code)
     return ServerError(message, code=code)
+
+
+def outcome_of(call: Call[T], reply: Any) -> T | OutlastError:
+    """The answer, or what the refusal stands for."""
+    if isinstance(reply, OutlastError):
+        return reply
+    try:
+        return call.decode(reply)
+    except OutlastError as error:
+        return error
 
 
 def drive(transport: Transport, plan: Plan[T]) -> T:

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ._checks import is_dict
-from .errors import ConfigurationError, TransportError
+from .errors import ConfigurationError, OutlastError, TransportError
 from .protocol import Call
 from .rest import TOTAL, backoff
 from .transport import TRANSIENT, server_error
@@ -82,13 +82,21 @@ class UpstashTransport:
                 return cast("T", attempt.answered(reply)[0])
             sleep(pause)
 
-    def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
         """Send independent calls: reads in one request, scripts one by one.
 
         This client's pipelines throw every answer away when one is refused, which only reads can bear.
         """
         if any(call.script for call in calls):
-            return [self.send(call) for call in calls]
+            answers: list[Any] = []
+            for call in calls:
+                try:
+                    answers.append(self.send(call))
+                except OutlastError as error:
+                    if not outcomes or isinstance(error, TransportError):
+                        raise
+                    answers.append(error)
+            return answers
         attempt = _Attempt(*calls)
         while True:
             pipeline = self._redis.pipeline()
@@ -129,13 +137,21 @@ class AsyncUpstashTransport:
                 return cast("T", attempt.answered(reply)[0])
             await sleep(pause)
 
-    async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
         """Send independent calls: reads in one request, scripts one by one.
 
         This client's pipelines throw every answer away when one is refused, which only reads can bear.
         """
         if any(call.script for call in calls):
-            return [await self.send(call) for call in calls]
+            answers: list[Any] = []
+            for call in calls:
+                try:
+                    answers.append(await self.send(call))
+                except OutlastError as error:
+                    if not outcomes or isinstance(error, TransportError):
+                        raise
+                    answers.append(error)
+            return answers
         from asyncio import sleep
 
         attempt = _Attempt(*calls)

@@ -104,7 +104,7 @@ export class Queue {
     const answer = await this.run(
       CANCEL,
       { job: `job:${id}`, events: `events:${id}`, ready: "ready", scheduled: "scheduled", config: "config" },
-      { now: "", id, result_ttl_ms: String(this.resultTtlMs), base: this.base, relief: "0", ctl_ttl_ms: "600000" },
+      { now: "", id, result_ttl_ms: String(this.resultTtlMs), base: this.base, relief: "0", ctl_ttl_ms: "600000", before: "" },
     );
     return answer === "cancelled" || answer === "requested";
   }

@@ -41,7 +41,14 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from outlast.errors import AuthError, ConfigurationError, InvalidArgumentError, ServerError, TransportError
+from outlast.errors import (
+    AuthError,
+    ConfigurationError,
+    InvalidArgumentError,
+    OutlastError,
+    ServerError,
+    TransportError,
+)
 from outlast.protocol.calls import Call, items, text
 from outlast.transport import TRANSIENT, server_error
 
@@ -546,7 +553,7 @@ class TcpTransport(_Base):
         except StopIteration as stop:
             return cast("T", stop.value)
 
-    def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
         """See `outlast.transport.Transport.send_many`."""
         key = next((key for call in calls if (key := _key_of(call)) is not None), None)
         replies: list[Any]
@@ -565,8 +572,13 @@ class TcpTransport(_Base):
             try:
                 # A refused call did not run; the conversation of a single call knows what that asks for.
                 answers.append(self._drive(self._talk(call, None, key)) if repeat else call.decode(reply))
+            except TransportError:
+                raise  # the server does not answer: it will not answer the others either
             except Exception as error:
-                failure = failure or error
+                if outcomes and isinstance(error, OutlastError):
+                    answers.append(error)
+                else:
+                    failure = failure or error
         if failure is not None:
             raise failure
         return answers
@@ -582,7 +594,9 @@ class TcpTransport(_Base):
             replies = link.exchange(b"".join(packed), len(packed), limit)[-len(calls) :]
             again = [at for at, call in enumerate(calls) if _unknown_script(call, replies[at])]
             if again:
-                packed = [pack(calls[at].command(source=True)) for at in again]
+                # The first call of a script brings its text for all.
+                first = {calls[at].script: at for at in reversed(again)}
+                packed = [pack(calls[at].command(source=first[calls[at].script] == at)) for at in again]
                 for at, reply in zip(again, link.exchange(b"".join(packed), len(packed), limit), strict=True):
                     replies[at] = reply
             if any(isinstance(reply, Refusal) and reply.code == "READONLY" for reply in replies):
@@ -925,14 +939,15 @@ class AsyncTcpTransport(_Base):
                 clear.cancel()
                 lane.task.cancel()
 
-    async def send_many(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
         """See `outlast.transport.AsyncTransport.send_many`."""
         key = next((key for call in calls if (key := _key_of(call)) is not None), None)
         # All of them are handed over before the connection's task runs: one write.
         talks = [self._drive(self._talk(call, None, key)) for call in calls]
         answers = await asyncio.gather(*talks, return_exceptions=True)
         for answer in answers:
-            if isinstance(answer, BaseException):
+            refused = isinstance(answer, OutlastError) and not isinstance(answer, TransportError)
+            if isinstance(answer, BaseException) and not (outcomes and refused):
                 raise answer
         return answers
 

@@ -37,6 +37,7 @@ __all__ = [
     "get",
     "make_room",
     "prune_dead",
+    "purge_dead",
     "release",
     "renew",
     "reserve",
@@ -257,15 +258,24 @@ def enqueue(
     )
 
 
-CancelAnswer = Literal["cancelled", "requested", "finished", "unknown"]
+CancelAnswer = Literal["cancelled", "requested", "finished", "unknown", "kept"]
 
-_CANCEL = Script("cancel", "job events ready scheduled config", "now id result_ttl_ms base relief ctl_ttl_ms")
+_CANCEL = Script("cancel", "job events ready scheduled config", "now id result_ttl_ms base relief ctl_ttl_ms before")
 
 
 def cancel(
-    keys: Keys, id: str, *, result_ttl_ms: int, relief: bool = False, now: int | None = None
+    keys: Keys,
+    id: str,
+    *,
+    result_ttl_ms: int,
+    relief: bool = False,
+    before_ms: int | None = None,
+    now: int | None = None,
 ) -> Call[CancelAnswer]:
-    """Cancel a job. `relief`: the call before was refused for lack of memory."""
+    """Cancel a job. `relief`: the call before was refused for lack of memory.
+
+    With `before_ms` a job that runs or was made later than that is kept.
+    """
     return Call(
         (
             "5",
@@ -280,10 +290,19 @@ def cancel(
             keys.base,
             _flag(relief),
             str(CTL_TTL_MS),
+            "" if before_ms is None else str(before_ms),
         ),
-        cast("Callable[[Any], CancelAnswer]", _word("cancelled", "requested", "finished", "unknown")),
+        cast("Callable[[Any], CancelAnswer]", _word("cancelled", "requested", "finished", "unknown", "kept")),
         _CANCEL,
     )
+
+
+_PURGE_DEAD = Script("purge_dead", "dead", "base before")
+
+
+def purge_dead(keys: Keys, before_ms: int) -> Call[int]:
+    """Forget dead jobs that died no later than that; the answer is how many. 100: call again."""
+    return Call(("1", keys.dead, keys.base, str(before_ms)), number, _PURGE_DEAD)
 
 
 _RETRY_DEAD = Script(

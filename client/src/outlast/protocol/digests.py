@@ -2,10 +2,11 @@
 
 DIGESTS: dict[str, str] = {
     "admit": "1517a96d19ad4b20e9627101af30940c7086b4f4",
-    "cancel": "b550a145710289abf0c2c55be42c6c9183066d25",
+    "cancel": "2b0ca39a4b17483174479e3c185907e4382f8cb4",
     "enqueue": "c00ec1eaf9a73727a17148da99c621b0a5513b1e",
     "flush": "a7ffbf3f00321de6c53814abbe49518897c3f815",
     "prune_dead": "181595c16b85391a2063c435c0124590b1bebcc1",
+    "purge_dead": "1e9cb3fa5f5d1cc0311830d86a08560a881dafa4",
     "release": "0c4d35fbbcd643df94c7632a94b7201c7e79daa7",
     "renew": "cef59c8792abecb64ac426e53305581878e2ed5d",
     "reserve": "3d41a6529b6e770deb36ec4cc8a7ec52347fc2fe",

@@ -1,11 +1,14 @@
-"""``outlast queue …``: the rules of a queue, in the database."""
+"""``outlast queue …``: the rules of a queue, in the database, and emptying it."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from typer import Option
+
+from outlast.listing import JobState
 
 from . import show
 from .app import AsJson, RedisUrl, RestToken, RestUrl, app, command, usage
@@ -169,7 +172,31 @@ def resume(
     return 0
 
 
+def purge(
+    queue: QueueName,
+    state: Annotated[JobState, Option(show_default=False, help="waiting and scheduled are cancelled, dead forgotten.")],
+    older_than: Annotated[float, Option(metavar="SECONDS", help="Only what was made, or died, so long ago.")] = 0.0,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
+    redis_url: RedisUrl = None,
+    rest_url: RestUrl = None,
+    rest_token: RestToken = None,
+    as_json: AsJson = False,
+) -> int:
+    """Empty a state of a queue, in batches; what runs goes on."""
+    from .connect import connect
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise usage("give --yes: there is nobody to ask whether the jobs may go")
+        typer.confirm(f"Purge the {state} jobs of queue {queue}?", abort=True, err=True)
+    with connect(redis_url, rest_url, rest_token) as client:
+        count = jobs_of(client, queue).purge(state, older_than=older_than)
+    show.dump({"queue": queue, "state": state, "purged": count}) if as_json else show.put(f"{count} purged")
+    return 0
+
+
 command(set_, on=queues, name="set")
 command(show_, on=queues, name="show")
 command(pause, on=queues)
 command(resume, on=queues)
+command(purge, on=queues)

@@ -1,15 +1,17 @@
 --[[ cancel: end a job that has not started, or flag a running one and tell its worker.
 KEYS  job events ready scheduled config
-ARGV  now id result_ttl_ms base relief ctl_ttl_ms
-REPLY cancelled | requested | finished | unknown
+ARGV  now id result_ttl_ms base relief ctl_ttl_ms before
+REPLY cancelled | requested | finished | unknown | kept
       finished: it completed or failed before; relief: 1 after an OOM answer;
+      before: only a job that has not started and was made no later, else kept; may be empty;
       result_ttl_ms: where neither the job nor the queue's rules have one
 ]]
 local job, events, ready, scheduled, config = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now_arg, id, result_ttl, base, relief, ctl_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
+local before = ARGV[7]
 
 local r = redis.call('HMGET', job, 'id', 'status', 'token', 'cancelRequested', 'idempotencyKey', 'resultTtlMs', 'attempt',
-  'startedAt', 'webhook')
+  'startedAt', 'webhook', 'createdAt')
 local status = r[2] or 'waiting'
 if not r[1] then
   return 'unknown'
@@ -17,6 +19,8 @@ elseif status == 'cancelled' then
   return 'cancelled'
 elseif status == 'completed' or status == 'failed' then
   return 'finished'
+elseif before ~= '' and (status == 'active' or (tonumber(r[10]) or 0) > tonumber(before)) then
+  return 'kept'
 elseif status == 'active' then
   if r[4] == '1' then
     return 'requested'
