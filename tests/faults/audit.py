@@ -30,7 +30,7 @@ KINDS_OF = {
 }
 OF_A_JOB = ("job", "events", "steps")
 SLACK_MS = 100
-"""The provider reads its clock a moment after its caller did what it is asked about."""
+"""Two processes read their clocks one after the other."""
 
 
 def audit_keys(raw: redis.Redis, queue: str, accepted: Collection[str], *, at_rest: bool = False) -> list[str]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +27,20 @@ from outlast import AsyncClient, AsyncJobs, OutlastError, Queue, TransportError
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 
 WORKERS = 3
-OUTSTANDING = 120
-"""Jobs that are on their way at a time."""
+OUTSTANDING = 40
+"""Jobs that are on their way at a time, for each worker."""
 PER_MINUTE = (2000, 200)
 """Jobs and faults that a minute must have seen; a slow machine gets up to three times as long for them."""
+KINDS = {
+    **{"cut": (5, "link"), "drop reply": (11, "link"), "black hole": (6, "link"), "down": (6, "link")},
+    **{"delay": (6, "link"), "trickle": (6, "link")},
+    **{"kill -9": (7, "worker"), "SIGSTOP": (7, "worker"), "SIGTERM": (3, "worker"), "SIGTERM twice": (3, "worker")},
+    **{"standstill": (3, "server"), "restart": (2, "server"), "full memory": (2, "server")},
+    **{"scripts forgotten": (2, "keys"), "doorbells lost": (2, "keys"), "clients thrown out": (2, "keys")},
+    **{"lost reply": (9, "gateway"), "late": (4, "gateway"), "silence": (4, "gateway"), "slow": (4, "gateway")},
+    **{"nonsense": (5, "gateway"), "refusal": (5, "gateway")},
+}
+"""What may break: how often, compared with the rest, and whose."""
 DRAIN = 120.0
 """Seconds after the last fault within which everything must have ended."""
 DOUBLES = ("settled twice", "run after its end")
@@ -57,6 +67,7 @@ class Told:
 @dataclass
 class Report:
     seed: int
+    workers: int
     seconds: float = 0.0
     jobs: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -76,7 +87,7 @@ class Report:
     def lines(self) -> Iterator[str]:
         for name in ("lost", "doubled", "wrong"):
             yield from (f"{name}: {line}" for line in getattr(self, name)[:20])
-        yield f"seed {self.seed}, {self.seconds:.0f} s, {WORKERS} workers with a lease of {LEASE:g} s"
+        yield f"seed {self.seed}, {self.seconds:.0f} s, {self.workers} workers with a lease of {LEASE:g} s"
         yield "jobs " + _told(self.jobs, "accepted")
         yield f"faults {self.faults.total()}: " + _told(self.faults)
         yield from (f"{name} {len(getattr(self, name))}" for name in ("lost", "doubled", "wrong"))
@@ -88,8 +99,19 @@ def _told(count: Counter[str], *first: str) -> str:
 
 
 class Soak:
-    def __init__(self, seconds: float, seed: int, folder: Path) -> None:
-        self.report = Report(seed)
+    def __init__(
+        self,
+        seconds: float,
+        seed: int,
+        folder: Path,
+        *,
+        workers: int = WORKERS,
+        kinds: Sequence[str] = tuple(KINDS),
+        at_least: tuple[float, float] | None = None,
+    ) -> None:
+        self.report = Report(seed, workers)
+        self.kinds = kinds
+        self.at_least = at_least or (PER_MINUTE[0] * seconds / 60, PER_MINUTE[1] * seconds / 60)
         self.rng = random.Random(seed)
         self.seconds = seconds
         self.folder = folder
@@ -102,7 +124,6 @@ class Soak:
         """When which process could not know what happens, in ms; 0 stands for all."""
         self.busy: set[str] = set()
         self.tasks: set[asyncio.Task[None]] = set()
-        self._counted: set[Any] = set()
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +133,7 @@ class Soak:
             self.server = stack.enter_context(journalled())
             self.port = self.server.port
             self.url = self.server.connection_url
-            self.links = [stack.enter_context(Proxy(self.url)) for _ in range(WORKERS + 1)]
+            self.links = [stack.enter_context(Proxy(self.url)) for _ in range(self.report.workers + 1)]
             self.calls = stack.enter_context((self.folder / "calls").open("a", buffering=1))
             self.log = stack.enter_context((self.folder / "workers.log").open("ab"))
             provider = await asyncio.start_server(self._answer, "127.0.0.1", 0)
@@ -129,7 +150,7 @@ class Soak:
                 "over TCP": (await stack.enter_async_context(AsyncClient(redis_url=self.links[-1].url))).queue(queue),
             }
             stack.callback(self._kill_all)
-            self.workers = [self._spawn(n) for n in range(WORKERS)]
+            self.workers = [self._spawn(n) for n in range(self.report.workers)]
             await self._work()
             await self._drain()
             await asyncio.to_thread(self._audit)
@@ -137,17 +158,17 @@ class Soak:
         return self.report
 
     async def _work(self) -> None:
-        wanted = [count * self.seconds / 60 for count in PER_MINUTE]
+        wanted = self.at_least
         begin = time.monotonic()
 
         def going() -> bool:
             lasted = time.monotonic() - begin
-            met = len(self.told) >= wanted[0] and self._count_faults() >= wanted[1]
+            met = len(self.told) >= wanted[0] and self.report.faults.total() >= wanted[1]
             return lasted < self.seconds or (not met and lasted < 3 * self.seconds)
 
         next_fault = begin
         while going():
-            while self.on_its_way < OUTSTANDING:
+            while self.on_its_way < OUTSTANDING * len(self.workers):
                 self.on_its_way += 1
                 self._do(self._one())
             if time.monotonic() >= next_fault:
@@ -173,7 +194,6 @@ class Soak:
         for task in list(self.tasks):
             self.report.wrong.append(f"hangs: {task.get_coro()!r}")
             task.cancel()
-        self._count_faults()
         self.switches.clear()
         with redis.Redis(port=self.port) as raw, suppress(AssertionError):  # the audit says what is left
             places = [f"{{soak}}:{place}" for place in ("ready", "scheduled", "leases")]
@@ -188,11 +208,11 @@ class Soak:
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The model: a word every 25 ms. It writes down who calls, before it answers."""
+        """The model: a word every 25 ms. It writes down who calls, and when they say they did."""
         with suppress(OSError):
             call = json.loads(await reader.readline() or b"null")
             if call is not None:
-                self.calls.write(json.dumps({**call, "at": int(time.time() * 1000)}) + "\n")
+                self.calls.write(json.dumps(call) + "\n")
                 for n in range(call["words"]):
                     writer.write(f"{call['start']}.{n} \n".encode())
                     await writer.drain()
@@ -295,31 +315,28 @@ class Soak:
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
-    def _count_faults(self) -> int:
-        for rule in self.switches.rules:
-            if rule.fired and rule not in self._counted:
-                self._counted.add(rule)
-                self.report.faults[f"gateway {rule.action}"] += 1
-        return self.report.faults.total()
-
     def _break_something(self) -> None:
         """One fault more, unless its victim still suffers from another."""
-        rng = self.rng
-        kinds: list[tuple[int, str, Callable[[str], Awaitable[None]]]] = [
-            (40, f"link {rng.randrange(len(self.links))}", self._break_link),
-            (20, f"worker {rng.randrange(WORKERS)}", self._break_worker),
-            (6, "server", self._break_server),
-            (5, "keys", self._break_keys),
-            (30, "gateway", self._break_gateway),
-        ]
-        _, victim, act = rng.choices(kinds, [kind[0] for kind in kinds])[0]
+        [kind] = self.rng.choices(self.kinds, [KINDS[kind][0] for kind in self.kinds])
+        what = KINDS[kind][1]
+        number = self.rng.randrange(len(self.links) if what == "link" else len(self.workers))
+        victim = f"{what} {number}" if what in ("link", "worker") else what
         if victim in self.busy:
             return
 
         async def suffer() -> None:
             self.busy.add(victim)
             try:
-                await act(victim)
+                if what == "link":
+                    await self._break_link(kind, number)
+                elif what == "worker":
+                    await self._break_worker(kind, number)
+                elif what == "server":
+                    await self._break_server(kind)
+                elif what == "keys":
+                    await self._break_keys(kind)
+                else:
+                    await self._break_gateway(kind)
             finally:
                 self.busy.discard(victim)
 
@@ -339,12 +356,10 @@ class Soak:
         """Seconds that a fault lasts: mostly a moment, sometimes longer than a lease and its grace."""
         return self.rng.uniform(0.05, 0.4) if self.rng.random() < 0.6 else self.rng.uniform(1.5, 2.5) * LEASE
 
-    async def _break_link(self, victim: str) -> None:
-        rng, number = self.rng, int(victim.split()[1])
-        link = self.links[number]
-        pid = self.workers[number].pid if number < WORKERS else -1
-        kind = rng.choice(("cut", "drop reply", "drop reply", "black hole", "delay", "trickle", "down"))
-        whose = "of a worker" if number < WORKERS else "of a producer"
+    async def _break_link(self, kind: str, number: int) -> None:
+        rng, link, workers = self.rng, self.links[number], self.workers
+        pid = workers[number].pid if number < len(workers) else -1
+        whose = "of a worker" if number < len(workers) else "of a producer"
         dropped = link.dropped
         with self._fault(f"{kind} {whose}", blinds=pid):
             match kind:
@@ -365,10 +380,8 @@ class Soak:
         if kind == "drop reply" and link.dropped == dropped:
             self.report.faults[f"{kind} {whose}"] -= 1  # there was none to drop
 
-    async def _break_worker(self, victim: str) -> None:
-        rng, number = self.rng, int(victim.split()[1])
+    async def _break_worker(self, kind: str, number: int) -> None:
         process = self.workers[number]
-        kind = rng.choice(("kill -9", "kill -9", "SIGSTOP", "SIGSTOP", "SIGTERM", "SIGTERM twice"))
         with self._fault(kind, blinds=process.pid):
             match kind:
                 case "SIGSTOP":
@@ -385,9 +398,8 @@ class Soak:
             self.workers[number] = self._spawn(number)  # beside the old one, which may still finish
             await asyncio.to_thread(process.wait, 60)
 
-    async def _break_server(self, victim: str) -> None:
+    async def _break_server(self, kind: str) -> None:
         rng = self.rng
-        kind = rng.choice(("standstill", "standstill", "restart", "full memory"))
         with self._fault(f"{kind} of the server", blinds=0):
             match kind:
                 case "standstill":
@@ -399,11 +411,10 @@ class Soak:
                     with full(self.port):
                         await asyncio.sleep(rng.uniform(0.1, 1))
 
-    async def _break_keys(self, victim: str) -> None:
+    async def _break_keys(self, kind: str) -> None:
         """What a server may do by itself, or an operator by hand."""
         if "server" in self.busy:
             return
-        kind = self.rng.choice(("scripts forgotten", "doorbells lost", "clients thrown out"))
         with self._fault(kind), suppress(redis.RedisError), redis.Redis(port=self.port, socket_timeout=1) as raw:
             match kind:
                 case "scripts forgotten":
@@ -413,26 +424,26 @@ class Soak:
                 case _:
                     raw.client_kill_filter(_type="normal", skipme=True)
 
-    async def _break_gateway(self, victim: str) -> None:
+    async def _break_gateway(self, kind: str) -> None:
         rng, switches = self.rng, self.switches
         times = rng.randint(1, 3)
-        match rng.randrange(7):
-            case 0 | 1:
+        match kind:
+            case "lost reply":
                 rule = switches.drop_reply(executed=rng.random() < 0.7, times=times)
-            case 2:
+            case "late":
                 rule = switches.delay(rng.uniform(0.05, 0.5), times=times)
-            case 3:
+            case "silence":
                 rule = switches.silence(executed=rng.random() < 0.5)
-            case 4:
+            case "slow":
                 rule = switches.trickle(0.001, times=times)
-            case 5:
+            case "nonsense":
                 rule = switches.canned(rng.choice(("html_502", "cut_json", "cut_connection", "unavailable", "empty")))
             case _:
                 refusal = rng.choice(("LOADING x", "READONLY x", "BUSY x", "NOSCRIPT x"))
                 rule = switches.error(refusal, command="EVALSHA")
         with suppress(TimeoutError):
-            await asyncio.to_thread(rule.wait, rule.times or 1, 1.0)
-        self._count_faults()
+            await asyncio.to_thread(rule.wait, 1, 1.0)
+            self.report.faults[f"{kind} at the gateway"] += 1
 
     # -- processes -----------------------------------------------------------------------------------------------------
 

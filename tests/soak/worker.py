@@ -25,7 +25,9 @@ if __name__ == "__main__":
     @worker.handles(Queue(**QUEUE), concurrency=16)
     async def run(job: JobContext[Any]) -> str:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        call = {"job": job.id, "start": job.starts, "pid": os.getpid(), "words": job.payload["words"]}
+        # The time is the caller's: the provider lives in a busy process, and may read it much later.
+        at = int(clock() * 1000)
+        call = {"job": job.id, "start": job.starts, "pid": os.getpid(), "at": at, "words": job.payload["words"]}
         text = ""
         try:
             writer.write(json.dumps(call).encode() + b"\n")
