@@ -92,7 +92,7 @@ class Web:
 
         async def count() -> int:
             names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
-            return sum(name.startswith(("EventStream.", "Reader.", "RequestResponseCycle.")) for name in names)
+            return sum(name.startswith(("Stream._run", "RequestResponseCycle.")) for name in names)
 
         return asyncio.run_coroutine_threadsafe(count(), self.loop).result(10)
 

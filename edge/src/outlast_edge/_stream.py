@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -25,8 +26,6 @@ from ._frames import KEEP_ALIVE, SSE_HEADERS, FailureText, frame, project
 __all__ = ["CutOff", "EventStream", "Limits", "Reader", "Stream", "reconnect"]
 
 log = logging.getLogger("outlast.edge")
-
-T = TypeVar("T")
 
 RETRY = 1000
 """ms until a viewer comes back after its connection broke."""
@@ -161,6 +160,10 @@ class Stream(Response):
         self._reader = reader
         self._ready = ready
         self._seconds, self._keepalive, self._send_timeout = limits
+        self._sending_since: float | None = None
+        self._reading: asyncio.Timeout | None = None
+        self._comment: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
 
     def _open(self) -> bytes:
         """What goes out before the first read."""
@@ -192,15 +195,27 @@ class Stream(Response):
                 raise error
 
     async def _run(self, send: Send) -> None:
-        self._send = send
-        self._clock = asyncio.get_running_loop().time
-        self._ends = self._clock() + self._seconds
+        loop = asyncio.get_running_loop()
+        self._send, self._clock = send, loop.time
+        self._silent_since = loop.time()
+        self._ends = self._silent_since + self._seconds
+        self._watch_over()
         try:
-            await self._message({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._follow()
-            await self._write(b"", more=False)
-        except _Stalled:
+            async with asyncio.timeout(None) as self._patience:
+                await self._message({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._follow()
+                await self._write(b"", more=False)
+        except TimeoutError:
+            if not self._patience.expired():
+                raise
+            if self._failure is not None:
+                raise self._failure from None
             log.debug("a viewer read nothing for %g s and was given up", self._send_timeout)
+        finally:
+            self._timer.cancel()
+            if self._comment is not None:
+                self._comment.cancel()
+                await asyncio.wait((self._comment,))
 
     async def _follow(self) -> None:
         reader, tail = self._reader, self._reader.tail
@@ -214,7 +229,7 @@ class Stream(Response):
                     return
                 if reader.polls <= 0:
                     raise _Over("max_polls")
-                events = await self._beating(reader.read())
+                events = await self._read()
         except _Over as over:
             await self._write(self._close(over.reason))
         except JobNotFoundError:
@@ -224,34 +239,62 @@ class Stream(Response):
             log.warning("the stream of job %r broke off: %s", tail.id, type(error).__name__)
             await self._write(self._close("unavailable"))
 
-    async def _beating(self, reading: Coroutine[Any, Any, T]) -> T:
-        """Await a read. Meanwhile a comment goes out whenever the stream has been silent for too long."""
-        task = asyncio.ensure_future(reading)
+    async def _read(self) -> Sequence[Event[Any]]:
         try:
-            while not task.done():
-                now = self._clock()
-                if now >= self._ends:
-                    raise _Over("max_duration")
-                if now >= (due := self._silent_since + self._keepalive):
-                    await self._write(KEEP_ALIVE)
-                    continue
-                await asyncio.wait((task,), timeout=min(due, self._ends) - now)
-            return task.result()
+            async with asyncio.timeout(None) as reading:
+                self._reading = reading
+                if self._clock() < self._ends:
+                    return await self._reader.read()
+        except TimeoutError:
+            if not reading.expired():
+                raise
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
+            self._reading = None
+        raise _Over("max_duration")
+
+    def _watch_over(self) -> None:
+        """See that the viewer reads, that he hears something now and then, and that the stream ends in time.
+
+        One timer for all of it, set anew only when it has gone off: to set one for each message costs more than to
+        send it.
+        """
+        now = self._clock()
+        due = now + min(self._keepalive, self._send_timeout)
+        if self._sending_since is not None:
+            due = self._sending_since + self._send_timeout
+            if due <= now:
+                self._patience.reschedule(now)
+                return
+        elif self._reading is not None:
+            if self._ends <= now:
+                self._reading.reschedule(now)
+            elif self._silent_since + self._keepalive <= now:
+                self._comment = asyncio.ensure_future(self._send_comment())
+            else:
+                due = min(self._silent_since + self._keepalive, now + self._send_timeout, self._ends)
+        self._timer = asyncio.get_running_loop().call_at(due, self._watch_over)
+
+    async def _send_comment(self) -> None:
+        try:
+            await self._deliver({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        except Exception as error:
+            self._failure = error
+            with suppress(RuntimeError):  # the stream is over already
+                self._patience.reschedule(self._clock())
 
     async def _write(self, body: bytes, *, more: bool = True) -> None:
         await self._message({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _message(self, message: Message) -> None:
-        try:
-            async with asyncio.timeout(self._send_timeout):
-                await self._send(message)
-        except TimeoutError:
-            raise _Stalled from None
-        self._silent_since = self._clock()
+        if self._comment is not None:
+            await asyncio.wait((self._comment,))
+            self._comment = None
+        await self._deliver(message)
+
+    async def _deliver(self, message: Message) -> None:
+        self._silent_since = self._sending_since = self._clock()
+        await self._send(message)
+        self._sending_since = None
 
 
 class EventStream(Stream):
@@ -326,10 +369,6 @@ class _Over(Exception):
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-
-
-class _Stalled(Exception):
-    """The viewer does not read."""
 
 
 async def _disconnected(receive: Receive) -> None:
