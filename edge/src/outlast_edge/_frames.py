@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, cast, overload
 
 from outlast import Cancelled, Chunk, Completed, Data, Event, Failed, Gap, Progress, Restarted
@@ -16,8 +17,10 @@ from outlast.errors import ReplyShapeError
 
 __all__ = [
     "KEEP_ALIVE",
+    "SHORT",
     "SSE_HEADERS",
     "FailureText",
+    "chunk_frame",
     "dump",
     "frame",
     "generic_failure",
@@ -37,6 +40,9 @@ SSE_HEADERS = {
 
 KEEP_ALIVE = b":\n"
 """A comment with a single newline: a blank line after it would be an empty event to httpx-sse and its copies."""
+
+SHORT = 4096
+"""Characters of a chunk whose frame is kept for the job's other viewers: 512 of them are a few MB at most."""
 
 FailureText = Callable[[str], str]
 """From the text on the record to what an end user may read."""
@@ -106,6 +112,12 @@ def frame(kind: str, data: Any, *, id: str | None = None, retry: int | None = No
     if retry is not None:
         lines.append(b"retry: %d\n" % retry)
     return b"".join((*lines, b"event: %b\ndata: " % kind.encode(), dump(data), b"\n\n"))
+
+
+@lru_cache(maxsize=512)
+def chunk_frame(id: str, text: str) -> bytes:
+    """The frame of a chunk of at most `SHORT` characters: made once for all who watch the job."""
+    return frame("chunk", {"text": text}, id=id)
 
 
 @overload

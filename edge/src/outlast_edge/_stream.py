@@ -21,7 +21,7 @@ from outlast._areads import AsyncReads
 from outlast.protocol import Tail
 from outlast.records import TERMINAL
 
-from ._frames import KEEP_ALIVE, SSE_HEADERS, FailureText, frame, project
+from ._frames import KEEP_ALIVE, SHORT, SSE_HEADERS, FailureText, chunk_frame, frame, project
 
 __all__ = ["CutOff", "EventStream", "Limits", "Reader", "Stream", "reconnect"]
 
@@ -92,7 +92,7 @@ class Reader:
             if self._seen[0] not in TERMINAL:  # the end has an event of its own
                 self.state = self._seen
         for event in events:
-            if isinstance(event, Chunk | Data | Progress | Restarted) and event.attempt > self.state[1]:
+            if event.attempt > self.state[1] and isinstance(event, Chunk | Data | Progress | Restarted):
                 self.state = "active", event.attempt
         return self.state
 
@@ -161,7 +161,7 @@ class Stream(Response):
         self._ready = ready
         self._seconds, self._keepalive, self._send_timeout = limits
         self._sending_since: float | None = None
-        self._reading: asyncio.Timeout | None = None
+        self._reading = False
         self._comment: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
 
@@ -218,39 +218,41 @@ class Stream(Response):
                 await asyncio.wait((self._comment,))
 
     async def _follow(self) -> None:
-        reader, tail = self._reader, self._reader.tail
         await self._write(self._open())
-        events = self._ready
         try:
-            while True:
-                if frames := self._encode(events):
-                    await self._write(frames)
-                if tail.done:
-                    return
-                if reader.polls <= 0:
-                    raise _Over("max_polls")
-                events = await self._read()
+            await self._pass_on(self._ready)
         except _Over as over:
             await self._write(self._close(over.reason))
         except JobNotFoundError:
             # The next connection is answered for good: 204 with a cursor, 404 without.
             await self._write(self._close("gone"))
         except OutlastError as error:
-            log.warning("the stream of job %r broke off: %s", tail.id, type(error).__name__)
+            log.warning("the stream of job %r broke off: %s", self._reader.tail.id, type(error).__name__)
             await self._write(self._close("unavailable"))
 
-    async def _read(self) -> Sequence[Event[Any]]:
+    async def _pass_on(self, events: Sequence[Event[Any]]) -> None:
+        """Read and write until the job ends. Only a read is broken off when the stream has had its time."""
+        reader, tail = self._reader, self._reader.tail
         try:
-            async with asyncio.timeout(None) as reading:
-                self._reading = reading
-                if self._clock() < self._ends:
-                    return await self._reader.read()
+            async with asyncio.timeout(None) as self._time:
+                while True:
+                    if frames := self._encode(events):
+                        await self._write(frames)
+                    if tail.done:
+                        return
+                    if reader.polls <= 0:
+                        raise _Over("max_polls")
+                    if self._clock() >= self._ends:
+                        raise _Over("max_duration")
+                    self._reading = True
+                    events = await reader.read()
+                    self._reading = False
         except TimeoutError:
-            if not reading.expired():
+            if not self._time.expired():
                 raise
+            raise _Over("max_duration") from None
         finally:
-            self._reading = None
-        raise _Over("max_duration")
+            self._reading = False
 
     def _watch_over(self) -> None:
         """See that the viewer reads, that he hears something now and then, and that the stream ends in time.
@@ -265,9 +267,9 @@ class Stream(Response):
             if due <= now:
                 self._patience.reschedule(now)
                 return
-        elif self._reading is not None:
+        elif self._reading:
             if self._ends <= now:
-                self._reading.reschedule(now)
+                self._time.reschedule(now)
             elif self._silent_since + self._keepalive <= now:
                 self._comment = asyncio.ensure_future(self._send_comment())
             else:
@@ -340,8 +342,11 @@ class EventStream(Stream):
                     continue
                 if not isinstance(event, Gap):
                     frames.append(self._take_snapshot())
-            kind, data = project(event, self._failure_text)
-            frames.append(frame(kind, data, id=event.id))
+            if isinstance(event, Chunk) and len(event.data) <= SHORT:
+                frames.append(chunk_frame(event.id, event.data))
+            else:
+                kind, data = project(event, self._failure_text)
+                frames.append(frame(kind, data, id=event.id))
         if self._snapshot is not None and reader.caught_up:
             frames.append(self._take_snapshot())
         if after != before and not reader.tail.done:
