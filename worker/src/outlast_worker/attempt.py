@@ -92,7 +92,8 @@ class Attempt:
         self.signal = JobSignal()
         self._terms = intake.terms
         lease_ms = intake.lease_ms
-        self._lease = Lease(intake.keys, job, ms=lease_ms, beat=self._registration.beat(lease_ms), report=self._held)
+        beat = self._registration.beat(lease_ms, engine.settings.pace)
+        self._lease = Lease(intake.keys, job, ms=lease_ms, beat=beat, report=self._held)
         self._output = Output(
             engine.transport,
             self._lease,

@@ -29,15 +29,13 @@ from .attempt import WIND_DOWN, Attempt
 from .health import STUCK, Health
 from .intake import FULL_PAUSE, Bells, Clock, Intake, time_call
 from .leases import Leases
-from .registration import Registration
+from .registration import Pace, Registration
 from .tcp import AsyncTcpTransport, TlsError
 
 __all__ = ["Engine", "Settings"]
 
 logger = logging.getLogger("outlast.worker")
 
-SEEN_EVERY = 60.0
-"""Seconds between the worker's signs of life in the list of workers."""
 PRUNE_EVERY = 3600.0
 LOG_EVERY = 30.0
 """Seconds between two log lines about the same trouble."""
@@ -51,6 +49,7 @@ class Settings:
     """What a worker was told, with the environment read and the defaults filled in."""
 
     url: str
+    pace: Pace
     prefix: str
     name: str
     concurrency: int
@@ -79,7 +78,8 @@ class Engine:
         self.id = secrets.token_hex(8)
         self.prefix = settings.prefix
         self.poll = settings.poll
-        self.block = min(settings.block, *(registration.lease_ms / 2000 for registration in registrations))
+        share = settings.pace.share / 1000
+        self.block = min(settings.block, *(registration.lease_ms * share for registration in registrations))
         self.emit_interval = settings.emit_interval
         self.loop = asyncio.get_running_loop()
         self.transport = AsyncTcpTransport(settings.url)
@@ -339,7 +339,7 @@ class Engine:
                     f"run: outlast queue set {shlex.quote(intake.registration.queue.name)}"
                 )
             intake.obey(rules)
-            self.block = min(self.block, intake.lease_ms / 2000)
+            self.block = min(self.block, intake.lease_ms / 1000 * self.settings.pace.share)
 
     async def _work(self) -> None:
         self._since = self.clock.now_ms()
@@ -376,7 +376,7 @@ class Engine:
             except OutlastError:
                 pass  # the next sign of life is soon enough
             with suppress(TimeoutError):  # a stop is told at once: what runs may still run for long
-                async with asyncio.timeout(SEEN_EVERY):
+                async with asyncio.timeout(self.settings.pace.seen):
                     await self.news.wait()
 
     def _blocked(self, seconds: float) -> list[Call[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ MOST = 100
 FULL_PAUSE = 5.0
 """Seconds, at most, until a database that had no memory for a write is asked whether it has."""
 QUIET = 10
-"""Blocks after which a queue that is paused or at its rate is looked at all the same."""
+"""Blocks after which a queue gets a real look, also one that is paused, at its rate, or shows nothing due."""
 RETRY_BLOCKING = 60.0
 """Seconds after which a server that refuses blocking reads is asked again."""
 
@@ -84,6 +85,8 @@ class Intake:
         """Whether the latest take found nothing more that can run now."""
         self.bell = False
         self.due = False
+        self.glance = False
+        """Whether it is enough to read what is due: a reserve costs twice as much."""
         self.wake = asyncio.Event()
         self.looked = asyncio.Event()
         self._engine = engine
@@ -146,7 +149,7 @@ class Intake:
 
     def look(self) -> None:
         """Look now, even with no slot free: promoting what is due and reclaiming what is lost serves all workers."""
-        self.due = True
+        self.due, self.glance = True, False
         self.wake.set()
 
     async def run(self) -> None:
@@ -174,8 +177,11 @@ class Intake:
     async def _look(self) -> None:
         engine = self._engine
         k = min(self.free, MOST)
-        bell, due = self.bell, self.due
-        self.bell = self.due = False
+        bell, due, glance = self.bell, self.due, self.glance
+        self.bell = self.due = self.glance = False
+        if glance and not bell and not self.limited and await self._nothing_due(k):
+            self.hungry = self.hungry or k == 0
+            return
         if k == 0 and not due:
             self.hungry = True
             if self.limited == "room":
@@ -202,17 +208,34 @@ class Intake:
         # A pause that somebody has to end is not waited for: what it holds back cannot run, now or at any time known.
         endless = self.limited == "paused" and answer.hint_ms < 0
         self.drained = taken < k and answer.hint_ms != 0 and (not self.limited or endless)
-        if self._hint is not None:
-            self._hint.cancel()
-            self._hint = None
         if answer.hint_ms == 0:
             self.look()
-        elif answer.hint_ms > 0:
-            self._hint = self._loop.call_later(answer.hint_ms / 1000, self.look)
+        self._arm(answer.hint_ms)
         if self.hungry and self.free:
             self.wake.set()
         engine.unbooked(self)
         engine.looked()
+
+    def _arm(self, hint_ms: int) -> None:
+        """Look again when something becomes due; 0 or less: nothing is known."""
+        if self._hint is not None:
+            self._hint.cancel()
+            self._hint = None
+        if hint_ms > 0:
+            self._hint = self._loop.call_later(hint_ms / 1000, self.look)
+
+    async def _nothing_due(self, k: int) -> bool:
+        try:
+            scheduled, leases, ready = await self._engine.transport.send_many(calls.glance(self.keys))
+        except OutlastError:
+            return False  # the reserve will say what is wrong
+        self._engine.reachable = True
+        earliest = min(scheduled, leases)
+        ahead = math.ceil(earliest - self._engine.clock.now_ms()) if earliest < inf else -1
+        if (ready and k) or (earliest < inf and ahead <= 0):
+            return False
+        self._arm(ahead)
+        return True
 
     def _begin(self, attempt: Attempt) -> None:
         self.running += 1
@@ -332,7 +355,7 @@ class Bells:
         while not self._engine.drained:
             if time.monotonic() < self._polls_until:
                 await asyncio.sleep(self._engine.poll * random.uniform(0.9, 1.1))
-                await self._look([intake for intake in self._worth_a_look() if intake.free])
+                await self._look([intake for intake in self._worth_a_look() if intake.free], glance=self._quiet > 0)
                 continue
             self._heard = {intake: intake.ear for intake in self._intakes}
             keys = [intake.ctl for intake in self._intakes] + [ear for ear in self._heard.values() if ear is not None]
@@ -358,7 +381,7 @@ class Bells:
                 self.step_ends = inf  # a queue that does not come back from its look says so itself
             pause = 0.1
             if answer is None:
-                await self._look(self._worth_a_look())
+                await self._look(self._worth_a_look(), glance=self._quiet > 0)
             else:
                 await self._hear(*answer)
 
@@ -387,10 +410,11 @@ class Bells:
                 if attempt is not None:
                     attempt.stop("cancelled")
 
-    async def _look(self, intakes: Sequence[Intake], *, due: bool = True) -> None:
+    async def _look(self, intakes: Sequence[Intake], *, due: bool = True, glance: bool = False) -> None:
         """Have the queues look, and wait until they did: what the next read listens to depends on it."""
         for intake in intakes:
             if not intake.stopped:
+                intake.glance = glance and not intake.due
                 intake.due = intake.due or due
                 intake.looked.clear()
                 intake.wake.set()

@@ -260,7 +260,8 @@ class Output:
         pause, patience = 0.05, self._loop.time() + PATIENCE
         while True:
             now = time.monotonic()
-            renew = self._renew or now - self._lease.renewed >= self._lease.ms / 4000
+            # A little before the thread of the leases would: it costs less here.
+            renew = self._renew or now - self._lease.renewed >= self._lease.beat * 0.9
             self._renew = False
             if not events and not renew and not usage:
                 return

@@ -52,7 +52,7 @@ from outlast.errors import (
 from outlast.protocol.calls import Call, items, text
 from outlast.transport import TRANSIENT, server_error
 
-__all__ = ["AsyncTcpTransport", "SilentError", "TcpTransport", "TlsError"]
+__all__ = ["AsyncTcpTransport", "SilentError", "TcpTransport", "TlsError", "is_metered"]
 
 T = TypeVar("T")
 
@@ -249,6 +249,11 @@ def _read_url(url: object) -> tuple[_Place, float | None]:
     if timeout is not None and not timeout > 0:
         raise ConfigurationError(f"redis_url has socket_timeout={timeout!r}; give seconds above 0, or leave it out")
     return place, timeout
+
+
+def is_metered(url: str) -> bool:
+    """Whether the database bills each command, as far as its address tells. Raises ConfigurationError."""
+    return any(host.endswith(".upstash.io") for host, _ in _read_url(url)[0].nodes)
 
 
 def _connection(place: _Place, address: Address, *, aio: bool, sentinel: bool = False) -> Any:

@@ -22,7 +22,8 @@ from . import policy
 from .context import JobContext, SyncJobContext
 from .engine import Engine, Settings
 from .health import parse_address
-from .registration import Handles, Registration, check_heartbeat
+from .registration import PROMPT, THRIFTY, Handles, Registration, check_heartbeat
+from .tcp import is_metered
 
 __all__ = ["Worker"]
 
@@ -46,6 +47,8 @@ class Worker:
     - `concurrency`: the most jobs at a time in this process. Without it, as many as its queues together may run.
     - `lease`: overrides the queues' (60 s). `heartbeat`: how often a silent job's lease is renewed (a quarter of the
       lease, at most 15 s).
+    - `economy`: fewer commands, for a database that bills them; by default where the host is Upstash's. See `Pace`
+      for what it changes and what that costs.
     - `block` (30 s, at most half a lease): how long the worker waits for the doorbell before it looks by itself. Use
       5 s beside workers of other implementations, which may eat doorbells. `poll` (1 s): how often it looks where the
       server refuses blocking reads.
@@ -69,11 +72,12 @@ class Worker:
         lease: Duration | None = None,
         heartbeat: Duration | None = None,
         poll: Duration = 1.0,
-        block: Duration = 30.0,
+        block: Duration | None = None,
         grace: Duration | None = None,
         is_retryable: Callable[[BaseException], bool] | None = None,
         on_error: Callable[[BaseException, JobContext[Any] | SyncJobContext[Any] | None], object] | None = None,
-        emit_interval: Duration = 0.05,
+        emit_interval: Duration | None = None,
+        economy: bool | None = None,
         namespace: str | None = None,
         name: str | None = None,
         require_queue: bool = False,
@@ -95,8 +99,9 @@ class Worker:
         self._lease = lease
         self._heartbeat = heartbeat
         self._poll = _seconds(poll, "poll")
-        self._block = _seconds(block, "block")
-        self._emit_interval = _seconds(emit_interval, "emit_interval", least=0)
+        self._block = None if block is None else _seconds(block, "block")
+        self._emit_interval = None if emit_interval is None else _seconds(emit_interval, "emit_interval", least=0)
+        self._economy = economy
         self._is_retryable = is_retryable or policy.is_retryable
         self._on_error = on_error
         self._registrations: dict[str, Registration] = {}
@@ -246,15 +251,17 @@ class Worker:
         url = self.redis_url or next((found for name in URL_NAMES if (found := lookup(os.environ, name))), None)
         if url is None:
             raise ConfigurationError("no database: set OUTLAST_REDIS_URL or REDIS_URL, or give redis_url")
+        pace = THRIFTY if (is_metered(url) if self._economy is None else self._economy) else PROMPT
         return Settings(
             url=url,
+            pace=pace,
             prefix=find_namespace(self.namespace, os.environ),
             name=self.name or f"{socket.gethostname()}:{os.getpid()}",
             concurrency=self.concurrency or sum(registration.slots for registration in self._registrations.values()),
             poll=self._poll,
-            block=self._block,
+            block=pace.block if self._block is None else self._block,
             grace=self.grace,
-            emit_interval=self._emit_interval,
+            emit_interval=pace.emit_interval if self._emit_interval is None else self._emit_interval,
             is_retryable=self._is_retryable,
             on_error=self._on_error,
             require_queue=self.require_queue,
