@@ -5,7 +5,8 @@
 Four processes: Valkey, uvicorn with the edge over TCP, this one, which writes `rate` flushes a second for each job as
 a worker does, and one with the viewers: plain HTTP/1.1 connections over loopback that read event streams. Each flush
 carries the time at which it was written; a viewer notes how long ago that was when it has the frame. All of them share
-the machine, so its cores count; the server's own CPU time is printed beside.
+the machine, so its cores count; the server's own CPU time is printed beside. uvicorn takes httptools and uvloop where
+they are installed (``uvicorn[standard]``).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from outlast import AsyncClient, Queue
 from outlast_edge import Edge
 
 from .conftest import Counting, Web, Worker, anybody
-from .readers import sse
+from .readers import parse, sse
 
 
 def view(web: Web, url: str) -> socket.socket:
@@ -78,6 +78,38 @@ def test_h54_viewers_that_vanish_leave_nothing_behind(
     for connection in (*stalled, *slow):
         connection.close()
     assert web.http.get(job["url"]).json()["status"] == "completed"
+
+
+def test_h54_a_slow_viewer_is_cut_off_and_goes_on_where_he_was(
+    serve: Callable[..., Web], client: AsyncClient, queue: Queue[Any, Any], worker: Worker
+) -> None:
+    web = serve(Edge(client, queues=[queue], authorize=anybody, keepalive=0.2, send_timeout=0.5).app(), alone=True)
+    job = web.enqueue()
+    worker.take()
+    slow = view(web, job["events_url"])
+    live = sse(web.http, job["events_url"])
+    next(live)
+    whole = [f"{n % 10}" * 200_000 for n in range(30)]
+    for text in whole:
+        worker.say(text)
+    until(lambda: web.viewers() <= 2, 20, "who reads nothing is given up, the other is not")
+    worker.end()
+    slow.settimeout(20)
+    data = b""
+    while part := slow.recv(1 << 20):
+        data += part
+    slow.close()
+    _, _, chunked = data.partition(b"\r\n\r\n")
+    body = b""
+    while chunked:
+        size, _, chunked = chunked.partition(b"\r\n")
+        body, chunked = body + chunked[: int(size, 16)], chunked[int(size, 16) + 2 :]
+    had = [event for event in parse(body.decode().rpartition("\n\n")[0]) if event.type == "chunk"]
+    assert 0 < len(had) < len(whole)
+    rest = list(sse(web.http, job["events_url"], had[-1].id))
+    assert [event.data["text"] for event in (*had, *rest) if event.type == "chunk"] == whole
+    assert [event.data["text"] for event in live if event.type == "chunk"] == whole
+    assert rest[-1].type == "completed"
 
 
 def test_h54_a_black_hole_is_served_no_longer_than_a_stream_lasts(

@@ -142,7 +142,7 @@ class Board:
         new = stream is None
         if stream is None:
             stream = self.streams[tail.key] = _Stream(tail.cursor)
-        elif split(tail.cursor) < stream.floor:
+        elif tail.cursor != stream.text and split(tail.cursor) < stream.floor:
             stream.start(tail.cursor)
             new = True
         waiter.stream = stream

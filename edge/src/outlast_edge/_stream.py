@@ -63,12 +63,12 @@ class Reader:
 
     async def read(self) -> list[Event[Any]]:
         """The events of one poll, after the pause before it. Raises JobNotFoundError once the job is gone."""
-        tail, now = self.tail, self._clock()
+        tail = self.tail
         wait: float | None = None
         if self._blocking and tail.blocks:
             wait = BLOCK if self.state[0] == "active" else BLOCK_WAITING
         self.polls -= 1
-        pause = max(0.0, self._resume_at - now)
+        pause = max(0.0, self._resume_at - self._clock()) if self._resume_at else 0.0
         events = tail.feed(await self._reads.ask(tail, pause=pause, block=wait))
         self._resume_at = 0.0 if self._blocking and tail.blocks else self._clock() + tail.delay
         return events
