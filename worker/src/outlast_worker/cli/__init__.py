@@ -8,6 +8,9 @@ Results go to stdout and everything else to stderr, so that pipes stay clean. Wi
 on stderr.
 """
 
+from . import acl as acl
+from . import cost as cost
+from . import doctor as doctor
 from . import jobs as jobs
 from . import queues as queues
 from . import serve
