@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from outlast import AsyncClient, Queue
 from outlast_edge import Edge
 
 from .conftest import Counting, Web, Worker, anybody
-from .readers import parse, sse
+from .readers import Got, parse, sse
 
 
 def view(web: Web, url: str) -> socket.socket:
@@ -87,8 +88,10 @@ def test_h54_a_slow_viewer_is_cut_off_and_goes_on_where_he_was(
     job = web.enqueue()
     worker.take()
     slow = view(web, job["events_url"])
-    live = sse(web.http, job["events_url"])
-    next(live)
+    seen: list[Got] = []
+    live = threading.Thread(target=lambda: seen.extend(sse(web.http, job["events_url"])))
+    live.start()
+    until(lambda: web.viewers() >= 4, 10, "both are being served")
     whole = [f"{n % 10}" * 200_000 for n in range(30)]
     for text in whole:
         worker.say(text)
@@ -108,7 +111,8 @@ def test_h54_a_slow_viewer_is_cut_off_and_goes_on_where_he_was(
     assert 0 < len(had) < len(whole)
     rest = list(sse(web.http, job["events_url"], had[-1].id))
     assert [event.data["text"] for event in (*had, *rest) if event.type == "chunk"] == whole
-    assert [event.data["text"] for event in live if event.type == "chunk"] == whole
+    live.join(20)
+    assert [event.data["text"] for event in seen if event.type == "chunk"] == whole
     assert rest[-1].type == "completed"
 
 
