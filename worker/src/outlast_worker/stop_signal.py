@@ -21,9 +21,11 @@ class JobSignal:
     ``timeout`` (this attempt ran too long), ``shutdown`` (the worker hands the job back), or None.
     """
 
+    _lock = threading.Lock()
+    """Of all signals: it is held for moments, and a job that nobody stops should not pay for one of its own."""
+
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self._lock = threading.Lock()
+        self._event: threading.Event | None = None
         self._callbacks: list[Callable[[], object]] = []
         self.reason: StopReason | None = None
 
@@ -35,7 +37,11 @@ class JobSignal:
 
         Not for coroutines: their task is cancelled, with nothing to wait for.
         """
-        return self._event.wait(timeout)
+        with self._lock:
+            if self.reason is not None:
+                return True
+            event = self._event = self._event or threading.Event()
+        return event.wait(timeout)
 
     def on_set(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the job is stopped; at once if it was already.
@@ -55,7 +61,8 @@ class JobSignal:
                 return False
             self.reason = reason
             callbacks, self._callbacks = self._callbacks, []
-        self._event.set()
+        if self._event is not None:
+            self._event.set()
         for callback in callbacks:
             self._call(callback)
         return True

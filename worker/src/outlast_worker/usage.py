@@ -21,6 +21,9 @@ __all__ = ["Usage"]
 class Usage:
     """The counters of one job. `add` is for any thread, the rest for the worker's event loop."""
 
+    _lock = Lock()
+    """Of all jobs: it is held for moments."""
+
     def __init__(self, job: Reserved, budget: Mapping[str, float], output: Output) -> None:
         self._job = job
         self._amounts = amounts_of(job.usage)
@@ -30,7 +33,6 @@ class Usage:
         self._output = output
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        self._lock = Lock()
 
     def add(self, amounts: Mapping[str, float]) -> dict[str, float]:
         """Count `amounts`, and write the sums with the next flush. Raises BudgetExceededError."""
@@ -56,8 +58,7 @@ class Usage:
 
     def used(self, now_ms: int) -> Used:
         """What is to be written down as the job is given away."""
-        text = self._text()
-        if not self._amounts or text == self._job.counted:
+        if not self._amounts or (text := self._text()) == self._job.counted:
             return Used()
         counted = amounts_of(self._job.counted)
         more = [(name, _sum(amount, -counted.get(name, 0))) for name, amount in self._amounts.items()]

@@ -378,8 +378,10 @@ def _float(value: Any) -> float:
 
 def amounts_of(value: str | None) -> dict[str, float]:
     """Counters by name, of a stored JSON text. What is no number is left out: readers must not fail on it."""
+    if not value:
+        return {}
     with suppress(ValueError, RecursionError):
-        stored = json.loads(value or "{}")
+        stored = json.loads(value)
         if is_dict(stored):
             return {
                 str(name): n for name, n in stored.items() if isinstance(n, (int, float)) and not isinstance(n, bool)
