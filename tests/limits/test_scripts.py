@@ -262,6 +262,17 @@ def test_held_back_jobs_come_to_their_turn_in_order(lab: Lab) -> None:
     assert lab.raw("EXISTS", lab.keys.owner("o")) == 0
 
 
+def test_a_held_back_job_comes_before_those_that_came_after_it_and_wakes_somebody(lab: Lab) -> None:
+    rule(lab, owner_cap=1)
+    many(lab, 2, **of("o"))
+    [job] = lab.take(2)
+    many(lab, 2, start=2, **of("p"))
+    lab.raw("DEL", lab.keys.signal)
+    end(lab, job)
+    assert lab.raw("LLEN", lab.keys.signal) == 1
+    assert ids_of(lab.take(1)) == ["j00001"]
+
+
 def test_a_held_back_job_is_where_any_worker_finds_it_and_can_be_cancelled(lab: Lab) -> None:
     rule(lab, owner_cap=1)
     many(lab, 4, **of("o"))

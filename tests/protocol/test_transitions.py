@@ -249,6 +249,21 @@ def test_prune_takes_a_batch_and_asks_to_be_called_again(lab: Lab) -> None:
     assert [lab.send(calls.prune_dead(lab.keys)) for _ in range(3)] == [BATCH, 5, 0]
 
 
+def test_a_purge_of_the_dead_spares_a_newer_job_under_the_same_id(lab: Lab) -> None:
+    lab.enqueue("x")
+    lab.raw("ZADD", lab.keys.dead, 1, "x")  # left behind by a foreign reuse of the id
+    assert lab.send(calls.purge_dead(lab.keys, lab.now)) == 1
+    assert lab.get("x").status == "waiting"
+    assert lab.where("x") == ["ready"]
+
+
+def test_a_purge_that_meets_a_job_that_has_just_started_lets_it_run(lab: Lab) -> None:
+    job = lab.running()
+    assert lab.cancel(before_ms=lab.now) == "kept"
+    assert job.renew() == "ok"
+    assert job.complete() == "completed"
+
+
 def test_what_a_job_was_given_reaches_its_holder(lab: Lab) -> None:
     extra = [("owner", "me"), ("timeoutMs", "5000"), ("resultTtlMs", "7000"), ("trace", "00-1-2-01")]
     lab.enqueue(payload='"p"', max_attempts=4, priority=6, key="k", expires_ms=9000, deadline_ms=20_000, extra=extra)
@@ -764,6 +779,16 @@ def test_a_release_with_an_unresolved_flush_is_never_half_applied(lab: Lab) -> N
     assert lab.where() == ["ready"]
     assert [fields["t"] for _, fields in lab.entries()] == ["restarted"]
     assert lab.one().emit("new") == "ok"
+
+
+def test_an_attempt_that_was_given_back_without_its_marker_gets_it_from_the_next(lab: Lab) -> None:
+    """A holder that did not know of its own output: the attempt is the first again, and only `starts` tells."""
+    job = lab.running()
+    job.emit("old")
+    assert job.release(emitted=False) == "waiting"
+    again = lab.one()
+    assert (again.job.attempt, again.job.starts) == (1, 2)
+    assert [fields["t"] for _, fields in lab.entries()] == ["restarted"]
 
 
 def test_a_release_that_may_have_emitted_but_did_not(lab: Lab) -> None:

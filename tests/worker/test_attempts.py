@@ -284,6 +284,24 @@ async def test_the_longest_time_of_an_attempt_ends_it_and_the_job_is_tried_again
     assert reasons == ["timeout", "timeout"]
 
 
+async def test_a_job_runs_as_often_as_it_may_and_no_more(
+    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
+) -> None:
+    worker = Worker(valkey_url)
+    attempts: list[int] = []
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> str:
+        attempts.append(job.attempt)
+        raise RuntimeError("never")
+
+    async with worker:
+        job = await aclient.queue(queue).enqueue(None, max_attempts=2)
+        with pytest.raises(JobFailedError, match="never"):
+            await aclient.queue(queue).wait(job.id, timeout=10)
+    assert attempts == [1, 2]
+
+
 async def test_an_expired_job_is_not_run(valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient) -> None:
     jobs = aclient.queue(queue)
     job = await jobs.enqueue(None, expires=0.05)

@@ -186,6 +186,33 @@ async def test_h17_a_silent_handler_is_interrupted_at_once(
                 assert interrupted[n][1] == "cancelled"
 
 
+@pytest.mark.parametrize("how", ["cancelled", "lease_lost"])
+async def test_h17_what_nobody_tells_a_silent_handler_is_noticed_with_the_next_renewal(
+    valkey_url: str, keys: Keys, aclient: AsyncClient, raw: redis.Redis, how: str
+) -> None:
+    """A foreign client flags the job and no more; a foreign worker that takes it tells nobody."""
+    queue: Queue[Any, Any] = Queue(keys.name, lease=0.8)
+    worker = Worker(valkey_url)
+    started, reasons = asyncio.Event(), []
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> str:
+        started.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            reasons.append(job.signal.reason)
+        return "R"
+
+    async with worker:
+        job = await aclient.queue(queue).enqueue(None)
+        await asyncio.wait_for(started.wait(), 10)
+        raw.hset(keys.job(job.id), *(("cancelRequested", "1") if how == "cancelled" else ("token", "somebody:1")))
+        await until(lambda: reasons == [how], "it is told")
+        if how == "cancelled":
+            assert (await _last(aclient.queue(queue).watch(job.id))).type == "cancelled"
+
+
 async def test_h17_a_saturated_worker_hears_cancels_too(valkey_url: str, queue_name: str, aclient: AsyncClient) -> None:
     queue: Queue[Any, Any] = Queue(queue_name, lease=60)
     jobs = aclient.queue(queue)

@@ -253,6 +253,21 @@ async def test_no_slot_idles_while_jobs_wait(valkey_url: str, queue_name: str, a
                 await jobs.wait(id, timeout=10)
 
 
+async def test_a_backlog_without_doorbells_is_worked_off(
+    valkey_url: str, keys: Keys, aclient: AsyncClient, raw: redis.Redis
+) -> None:
+    """They were lost, or are more jobs than doorbells are kept for: what filled every slot left more behind."""
+    queue: Queue[Any, Any] = Queue(keys.name, lease=60)
+    jobs = aclient.queue(queue)
+    ids = [(await jobs.enqueue(n)).id for n in range(7)]
+    raw.delete(keys.signal)
+    worker, starts = Worker(valkey_url), Starts()
+    worker.handles(queue, concurrency=2)(starts)
+    async with worker:
+        for id in ids:
+            await jobs.wait(id, timeout=10)
+
+
 async def test_one_blocking_connection_for_all_queues(
     valkey_url: str, queue_name: str, aclient: AsyncClient, raw: redis.Redis
 ) -> None:

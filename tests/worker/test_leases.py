@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 import time
 from typing import Any
 
@@ -85,6 +86,45 @@ async def test_h65_code_that_blocks_the_loop_keeps_its_lease_and_its_neighbours_
 async def _run_for(worker: Worker, seconds: float) -> None:
     async with worker:
         await asyncio.sleep(seconds)
+
+
+async def test_h65_blocking_code_holds_its_job_no_longer_than_an_attempt_may_take(
+    valkey_url: str, queue_name: str, aclient: AsyncClient
+) -> None:
+    """The thread that renews leases outlives a loop that is stuck for good; the attempt's time ends all the same."""
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.6, timeout=1.0)
+    jobs = aclient.queue(queue)
+    stuck, well = Worker(valkey_url), Worker(valkey_url, block=0.2)
+    blocked, go, over = threading.Event(), threading.Event(), threading.Event()
+
+    @stuck.handles(queue)
+    async def never(job: JobContext[Any]) -> str:
+        blocked.set()
+        go.wait(30)
+        return "STUCK"
+
+    @well.handles(queue)
+    async def run(job: JobContext[Any]) -> str:
+        return "WELL"
+
+    async def work() -> None:
+        async with stuck:
+            await asyncio.to_thread(over.wait, 60)
+
+    thread = threading.Thread(target=asyncio.run, args=(work(),))
+    thread.start()
+    try:
+        job = await jobs.enqueue(None)
+        assert await asyncio.to_thread(blocked.wait, 10)
+        async with well:
+            assert await jobs.wait(job.id, timeout=15) == "WELL"
+    finally:
+        go.set()
+        over.set()
+        await asyncio.to_thread(thread.join)
+    record = await jobs.get(job.id)
+    assert record is not None
+    assert (record.attempt, record.result) == (2, "WELL")
 
 
 async def test_h06_killed_in_mid_job(valkey_url: str, queue_name: str, aclient: AsyncClient, spawn: Any) -> None:
