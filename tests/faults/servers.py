@@ -38,7 +38,7 @@ def restart(server: ValkeyServer, *, down: float = 0.0, keep: bool = True) -> No
             if path.suffix in (".aof", ".rdb", ".manifest"):
                 path.unlink()
     server._desired_port = port
-    server.start()
+    server.start(timeout=60)  # it reads all of its data first
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from tests.faults.links import Provider, Proxy
 from tests.faults.processes import until
-from tests.faults.servers import full, stalled
-from tests.servers import start_valkey
+from tests.faults.servers import full, promote, stalled
+from tests.servers import free_port, start_valkey
 
 from outlast import AsyncClient, Client, Queue
 from outlast_worker import JobContext, SyncJobContext, Worker
@@ -240,3 +241,62 @@ async def test_a_worker_that_starts_while_the_database_is_full_stops_in_time(que
             await asyncio.sleep(0.3)
             began = time.monotonic()
         assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("write", [_step, _text])
+async def test_h47_h50_what_a_server_is_not_ready_to_write_is_written_once_it_is(
+    queue_name: str, monkeypatch: pytest.MonkeyPatch, write: Callable[[JobContext[Any]], Any]
+) -> None:
+    """Read-only in the middle of a failover, or loading its data, for longer than one call takes with its repeats."""
+    monkeypatch.setitem(AsyncTcpTransport.__init__.__kwdefaults__, "timeout", 0.3)  # type: ignore[index]
+    queue: Queue[Any, Any] = Queue(queue_name, lease=5, max_attempts=1)
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
+        worker = Worker(server.connection_url)
+        began, go = asyncio.Event(), asyncio.Event()
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            began.set()
+            await go.wait()
+            await write(job)
+            return "R"
+
+        async with AsyncClient(redis_url=server.connection_url) as client, worker:
+            jobs = client.queue(queue)
+            job = await jobs.enqueue(None)
+            await began.wait()
+            raw.replicaof("127.0.0.1", free_port())
+            go.set()
+            await asyncio.sleep(1.5)
+            promote(server)
+            events = [event.type async for event in jobs.watch(job.id)]
+    assert events == (["chunk", "completed"] if write is _text else ["completed"])
+
+
+async def test_a_handler_that_has_ended_is_not_said_to_run_on(
+    valkey_url: str, queue_name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its settle waits for the database, and meanwhile the job is taken by another."""
+    monkeypatch.setattr("outlast_worker.attempt.NAG_AFTER", 0.2)
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.6)
+    with Proxy(valkey_url) as proxy, Client(redis_url=valkey_url) as client:
+        first, second = Worker(proxy.url), Worker(valkey_url, block=0.2)
+
+        @first.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            proxy.hold()
+            return "FIRST"
+
+        @second.handles(queue)
+        async def other(job: JobContext[Any]) -> str:
+            return "SECOND"
+
+        jobs = client.queue(queue)
+        async with first:
+            job = await asyncio.to_thread(jobs.enqueue, None)
+            async with second:
+                assert await asyncio.to_thread(jobs.wait, job.id, timeout=20) == "SECOND"
+            proxy.heal()
+            await until(lambda: "its result is dropped" in caplog.text, "the first worker learns of it")
+            await asyncio.sleep(0.5)
+    assert "its handler still runs" not in caplog.text

@@ -30,7 +30,7 @@ WORKERS = 3
 OUTSTANDING = 40
 """Jobs that are on their way at a time, for each worker."""
 PER_MINUTE = (2000, 200)
-"""Jobs and faults that a minute must have seen; a slow machine gets up to three times as long for them."""
+"""Jobs and faults that a minute must have seen; a slow machine gets three times as long, at most 5 minutes more."""
 KINDS = {
     **{"cut": (5, "link"), "drop reply": (11, "link"), "black hole": (6, "link"), "down": (6, "link")},
     **{"delay": (6, "link"), "trickle": (6, "link")},
@@ -123,6 +123,7 @@ class Soak:
         self.blind: list[tuple[int, float, float]] = []
         """When which process could not know what happens, in ms; 0 stands for all."""
         self.busy: set[str] = set()
+        self.next_restart = 0.0
         self.tasks: set[asyncio.Task[None]] = set()
 
     # -- a run ---------------------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ class Soak:
         def going() -> bool:
             lasted = time.monotonic() - begin
             met = len(self.told) >= wanted[0] and self.report.faults.total() >= wanted[1]
-            return lasted < self.seconds or (not met and lasted < 3 * self.seconds)
+            return lasted < self.seconds or (not met and lasted < min(3 * self.seconds, self.seconds + 300))
 
         next_fault = begin
         while going():
@@ -323,6 +324,10 @@ class Soak:
         victim = f"{what} {number}" if what in ("link", "worker") else what
         if victim in self.busy:
             return
+        if kind == "restart":  # each takes longer than the one before, as there is more to read
+            if time.monotonic() < self.next_restart:
+                return
+            self.next_restart = time.monotonic() + max(5, self.seconds / 50)
 
         async def suffer() -> None:
             self.busy.add(victim)

@@ -22,11 +22,10 @@ from .errors import (
     JobFailedError,
     OutlastError,
     ServerError,
-    TransportError,
 )
 from .protocol import Call, Keys, calls
 from .records import Enqueued
-from .transport import TRANSIENT
+from .transport import is_transient
 
 if TYPE_CHECKING:
     from ._checks import Duration
@@ -353,11 +352,10 @@ class Follow(Generic[R]):
         """Survive a fault that may pass, else raise it. The transport has repeated the call already."""
         if isinstance(error, ServerError) and "max request size exceeded" in str(error) and self.tail.shrink():
             return  # Upstash's limit holds for one command's answer: ask for less at once
-        transient = isinstance(error, TransportError) or (isinstance(error, ServerError) and error.code in TRANSIENT)
         now = monotonic()
         if self._faults == 0:
             self._since = now
-        if not transient or not self._answered or now - self._since > OUTAGE:
+        if not is_transient(error) or not self._answered or now - self._since > OUTAGE:
             # Before the first answer a wrong address is likelier than a short fault.
             raise error
         if self._faults == 0:

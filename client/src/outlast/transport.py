@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from .errors import AuthError, OutlastError, QuotaExceededError, ServerError, StoreFullError
+from .errors import AuthError, OutlastError, QuotaExceededError, ServerError, StoreFullError, TransportError
 from .protocol.calls import Call, Plan
 
-__all__ = ["TRANSIENT", "AsyncTransport", "Transport", "adrive", "drive", "outcome_of", "server_error"]
+__all__ = [
+    "TRANSIENT",
+    "AsyncTransport",
+    "Transport",
+    "adrive",
+    "drive",
+    "is_transient",
+    "outcome_of",
+    "server_error",
+]
 
 T = TypeVar("T")
 
@@ -64,6 +73,11 @@ TRANSIENT = frozenset({"LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN
 """First words of refusals that pass by themselves: the command did not run, and is sent again after a pause."""
 
 _AUTH = frozenset({"WRONGPASS", "NOAUTH", "NOPERM"})
+
+
+def is_transient(error: OutlastError) -> bool:
+    """Whether asking again can help: nobody answered, or the server was not ready to."""
+    return isinstance(error, TransportError) or (isinstance(error, ServerError) and error.code in TRANSIENT)
 
 
 def server_error(message: str) -> ServerError:

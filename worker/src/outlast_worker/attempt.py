@@ -25,15 +25,13 @@ from outlast.errors import (
     OutlastError,
     RateLimitedError,
     ReplyShapeError,
-    ServerError,
     StoreFullError,
     TerminalJobError,
-    TransportError,
 )
 from outlast.observe import Outcome, Taken, observed, taken
 from outlast.protocol import calls
 from outlast.protocol.calls import Call, Reserved
-from outlast.transport import TRANSIENT
+from outlast.transport import is_transient
 
 from . import logs, policy
 from .context import JobContext, SyncJobContext
@@ -143,7 +141,7 @@ class Attempt:
             # What goes on all the same can do no harm: its writes are refused.
             self._lease.until = time.monotonic() + 2 * WIND_DOWN
             self._loop.call_later(WIND_DOWN, self._ended.set)
-        if reason != "shutdown":
+        if reason != "shutdown" and not self._ended.is_set():
             self._nag = self._loop.call_later(NAG_AFTER, self._complain, reason)
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -515,9 +513,7 @@ class Attempt:
                 answer: str = await self._engine.transport.send(self._call_of(outcome))
             except OutlastError as error:
                 self._engine.trouble(error)
-                if not isinstance(error, (TransportError, StoreFullError, AuthError)) and (
-                    not isinstance(error, ServerError) or error.code not in TRANSIENT
-                ):
+                if not is_transient(error) and not isinstance(error, (StoreFullError, AuthError)):
                     refused += 1
                     if refused >= SETTLE_TRIES:
                         logger.error("job %r: its outcome was refused and is given up: %s", self.job.id, error)

@@ -12,8 +12,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from outlast.codec import dump_json
-from outlast.errors import InvalidArgumentError, OutlastError, ServerError, StoreFullError, TransportError
+from outlast.errors import InvalidArgumentError, OutlastError, ServerError, StoreFullError
 from outlast.protocol import calls
+from outlast.transport import is_transient
 
 from .policy import mend, mend_deep
 
@@ -278,14 +279,16 @@ class Output:
             )
             try:
                 held = await self._transport.send(call)
-            except TransportError as error:
-                again = again or error.maybe_applied
-                self._trouble(error)
-            except StoreFullError as error:
-                self._trouble(error)
-                if self._loop.time() > min(patience, self._patience):
-                    self.refused = True
+            except OutlastError as error:
+                if isinstance(error, StoreFullError):
+                    if self._loop.time() > min(patience, self._patience):
+                        self.refused = True
+                        raise
+                elif not is_transient(error):
                     raise
+                # A server that was not ready in the end may have been so at a try before, whose reply was lost.
+                again = again or getattr(error, "maybe_applied", True)
+                self._trouble(error)
             else:
                 if renew and held != "lost":
                     self._lease.renewed = max(self._lease.renewed, now)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 
 from outlast._checks import check_id
 from outlast.codec import JsonCodec, TypedCodec, codec_for
-from outlast.errors import InvalidArgumentError, OutlastError, StepValueError, StoreFullError, TransportError
+from outlast.errors import InvalidArgumentError, OutlastError, StepValueError, StoreFullError
 from outlast.protocol import calls
 from outlast.protocol.calls import Call
+from outlast.transport import is_transient
 
 from .output import PATIENCE
 
@@ -171,12 +172,10 @@ class Steps:
         while not self._hopeless():
             try:
                 return await self._transport.send(call)
-            except TransportError as error:
-                self._trouble(error)
-            except StoreFullError as error:
-                self._trouble(error)
-                if loop.time() > patience:
+            except OutlastError as error:
+                if not is_transient(error) and (not isinstance(error, StoreFullError) or loop.time() > patience):
                     raise
+                self._trouble(error)
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(pause * 2, 0.5)
         return None
