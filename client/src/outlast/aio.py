@@ -278,7 +278,8 @@ class AsyncJobs(JobsBase[P, R]):
 
         - `after`: the id of the last event that you have, None for all, "latest" for only what is still to come.
         - `poll`: seconds between reads. By default over HTTP 0.15 after data, rising to 0.6, and to 2 once nothing
-          came for 10 s; over TCP a read waits on the server.
+          came for 10 s; over TCP a read waits on the server. All watches of this client are read for together, so
+          events may come sooner than asked for.
         - `timeout`: seconds after which the iteration ends quietly, so that you can resume after the last event.
 
         Faults that pass are survived for up to 60 s. Raises JobNotFoundError for an unknown job.
