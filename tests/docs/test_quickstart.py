@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
+from httpx_sse import connect_sse
 
 from .test_site import ROOT, blocks
 
@@ -36,12 +37,10 @@ def test_from_an_empty_folder_to_a_streaming_answer(tmp_path: Path) -> None:
             assert browser.get("/ai/v1/watch.js").status_code == 200
             made = browser.post("/ai/v1/jobs", json={"payload": {"text": "how are you?"}}).raise_for_status().json()
             text, kinds = "", []
-            with browser.stream("GET", made["events_url"]) as stream:
-                for line in stream.iter_lines():
-                    if line.startswith("data:"):
-                        event = json.loads(line.removeprefix("data:"))
-                        kinds.append(event["type"])
-                        text += event["data"] if event["type"] == "chunk" else ""
+            with connect_sse(browser, "GET", made["events_url"]) as events:
+                for event in events.iter_sse():
+                    kinds.append(event.event)
+                    text += json.loads(event.data)["text"] if event.event == "chunk" else ""
             assert text == "You asked: how are you? "
             assert kinds[-1] == "completed"
             assert kinds.count("chunk") > 1

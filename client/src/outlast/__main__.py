@@ -1,4 +1,4 @@
-"""``python -m outlast``: what is installed, for a bug report. No address, token or name of the environment is printed."""
+"""``python -m outlast``: what is installed, for a bug report. It prints no address, token or environment."""
 
 from __future__ import annotations
 
