@@ -135,6 +135,12 @@ class Proxy(Background):
         self.down()
         self.heal()
 
+    def redirect(self, url: str) -> None:
+        """Lead to another server from now on, as an address does after a failover."""
+        host, _, port = url.rpartition("/")[2].rpartition(":")
+        self._target = (host, int(port))
+        self.cut()
+
     def heal(self) -> None:
         async def heal() -> None:
             self._down = self._holds_new = False
