@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2.0, help="flushes per second and job")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--profile", help="where to write a profile of the server (cProfile, which slows it)")
+    parser.add_argument("--json", action="store_true", help="one line, for python -m benchmarks")
     parser.add_argument("--as", dest="role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -196,6 +197,10 @@ def main() -> None:
         jobs.transport.close()
     late = sorted(result["late"])
     wanted = flushes * options.viewers // options.jobs
+    if options.json:
+        p95 = late[int(len(late) * 0.95)] / 1e6 if len(late) > wanted * 0.9 else float("inf")
+        print(json.dumps({"p95_ms": p95, "connections": connections}))
+        return
     print(f"{options.viewers} viewers of {options.jobs} jobs, {options.rate:g} flushes/s each; {os.cpu_count()} cores")
     print(f"opened in {opened:.1f} s; {len(late)} of {wanted} deliveries came, {result['lost']} connections were lost")
     at = {share: late[min(len(late) - 1, int(len(late) * share))] / 1e6 for share in (0.5, 0.95, 0.99, 1)}
