@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import random
+import re
 import threading
 import time
 import warnings
@@ -31,8 +32,10 @@ from outlast import (
     TransportError,
 )
 from outlast.protocol import Call, Keys, calls
+from outlast.protocol.scripts import SCRIPTS
 from outlast_worker.tcp import AsyncTcpTransport, TcpTransport, TlsError
 
+TTLS = {"result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
 SECRET = "p4ss/w:rd@%"
 
 
@@ -100,6 +103,37 @@ def test_sends_one_call_and_many_in_their_order(both: Callable[..., Both], valke
     answers = transport.send_many([echo("1"), enqueue(keys, "b"), echo("2"), calls.get(keys, "a", Queue("q"))])
     assert [answers[0], answers[1].id, answers[2], answers[3].id] == ["1", "b", "2", "a"]
     assert transport.send_many([]) == []
+
+
+LOCKING = {"flush", "renew", "step"}
+
+
+def test_scripts_that_name_all_their_keys_say_so_to_upstash_and_to_no_other_server() -> None:
+    assert {name for name, script in SCRIPTS.items() if script.locks_keys} == LOCKING
+    for name in LOCKING:
+        source = SCRIPTS[name].source.partition("--[[ " + name)[2]
+        assert not set(re.findall(r"\b(\w+)\(", source)) & {"steps_of", "announce", "free_key", "admit", "restart"}
+        keys = re.findall(r"redis\.call\('\w+', ([^,)]+)", source) + re.findall(r"top_of\((\w+)\)", source)
+        assert set(keys) <= {"job", "events", "leases", "steps", "KEYS[i]"}
+        assert SCRIPTS[name].locking_source.startswith("#!lua flags=allow-key-locking\n")
+    upstash = TcpTransport("rediss://default:x@calm-cat-1.upstash.io:6379")
+    assert upstash._locking
+    assert not TcpTransport("redis://localhost")._locking
+
+
+def test_a_server_that_refuses_the_flag_gets_the_scripts_without_it(
+    both: Callable[..., Both], valkey_url: str, keys: Keys
+) -> None:
+    transport = both(valkey_url)
+    transport.send(enqueue(keys, "a"))
+    [job] = transport.send(calls.reserve(keys, worker="w", request=1, k=1, lease_ms=5000, **TTLS)).jobs
+    transport.transport._locking = True
+    many = [calls.renew(keys, [job], lease_ms=5000), calls.renew(keys, [job], lease_ms=6000), echo("1")]
+    assert transport.send_many(many) == [["ok"], ["ok"], "1"]
+    assert not transport.transport._locking
+    transport.transport._locking = True
+    assert transport.send(calls.flush(keys, job, first=1, events=[("chunk", "x")], max_len=100)) == "ok"
+    assert not transport.transport._locking
 
 
 def test_large_and_binary_replies_come_whole(both: Callable[..., Both], valkey_url: str, keys: Keys) -> None:

@@ -193,6 +193,10 @@ class _Place:
         """Where, without user and password: for messages."""
         return ",".join(map(self.at, self.nodes))
 
+    @property
+    def metered(self) -> bool:
+        return any(host.endswith(".upstash.io") for host, _ in self.nodes)
+
     def at(self, address: Address) -> str:
         return self.path or f"{address[0]}:{address[1]}"
 
@@ -264,7 +268,7 @@ def _read_url(url: object) -> tuple[_Place, float | None]:
 
 def is_metered(url: str) -> bool:
     """Whether the database bills each command, as far as its address tells. Raises ConfigurationError."""
-    return any(host.endswith(".upstash.io") for host, _ in _read_url(url)[0].nodes)
+    return _read_url(url)[0].metered
 
 
 def _connection(place: _Place, address: Address, *, aio: bool, sentinel: bool = False) -> Any:
@@ -382,6 +386,8 @@ class _Base:
         self._timeout = timeout
         self._limit = min(timeout / 2, limit or timeout)
         self._place.patience = min(CONNECT_TIMEOUT, self._limit)
+        self._locking = self._place.metered
+        """Whether scripts say that they touch no key but their own, until the server refuses it."""
         self._slots: dict[int, Address] = {}
         self._seeds = list(self._place.nodes)
 
@@ -450,6 +456,9 @@ class _Base:
                     hops += 1
                     if hops <= 5:  # nodes that send each other's callers in circles settle within seconds
                         continue
+                if "allow-key-locking" in reply.text:
+                    self._locking = False  # it knows no such flag, or found a key not named: nothing was written
+                    continue
                 failure = server_error(reply.text)
                 if reply.code not in TRANSIENT and not moved:
                     raise failure
@@ -604,7 +613,7 @@ class TcpTransport(_Base):
     ) -> list[Any]:
         link = self._take(address)
         try:
-            packed = [pack(call.command()) for call in calls]
+            packed = [pack(call.command(locking=self._locking)) for call in calls]
             if asking:
                 packed.insert(0, _ASKING)
             replies = link.exchange(b"".join(packed), len(packed), limit)[-len(calls) :]
@@ -612,7 +621,9 @@ class TcpTransport(_Base):
             if again:
                 # The first call of a script brings its text for all.
                 first = {calls[at].script: at for at in reversed(again)}
-                packed = [pack(calls[at].command(source=first[calls[at].script] == at)) for at in again]
+                packed = [
+                    pack(calls[at].command(source=first[calls[at].script] == at, locking=self._locking)) for at in again
+                ]
                 for at, reply in zip(again, link.exchange(b"".join(packed), len(packed), limit), strict=True):
                     replies[at] = reply
             if any(isinstance(reply, Refusal) and reply.code == "READONLY" for reply in replies):
@@ -751,7 +762,7 @@ class _Lane:
         self.task: Task[None] = self._loop.create_task(self._run(), name="outlast-tcp")
 
     def submit(self, call: Call[Any], limit: float, *, asking: bool = False) -> Future[Any]:
-        data = pack(call.command())
+        data = pack(call.command(locking=self._transport._locking))
         if asking:
             data = _ASKING + data
         slot = _Slot(call, data, self._loop.create_future(), limit)
@@ -805,7 +816,8 @@ class _Lane:
             raise
 
     async def _exchange(self, link: _AsyncLink, batch: list[_Slot], *, source: bool) -> None:
-        data = [pack(slot.call.command(source=True)) if source else slot.data for slot in batch]
+        locking = self._transport._locking
+        data = [pack(slot.call.command(source=True, locking=locking)) if source else slot.data for slot in batch]
         # A slot that goes through an ASK has two replies; the first says only that it may.
         doubles = [chunk.startswith(_ASKING) for chunk in data]
         replies = await link.exchange(b"".join(data), len(batch) + sum(doubles), max(slot.limit for slot in batch))

@@ -74,13 +74,18 @@ class Call(Generic[T]):
     script: Script | None = None
     replayable: bool = True
 
-    def command(self, *, source: bool = False) -> tuple[str, ...]:
-        """The command to send: EVALSHA, or EVAL with the script's text when the server does not know it."""
-        if self.script is None:
+    def command(self, *, source: bool = False, locking: bool = False) -> tuple[str, ...]:
+        """The command to send: EVALSHA, or EVAL with the script's text when the server does not know it.
+
+        `locking`: the server may know Upstash's flag for scripts that need no more than their own keys locked.
+        """
+        script = self.script
+        if script is None:
             return self.args
+        locking = locking and script.locks_keys
         if source:
-            return ("EVAL", self.script.source, *self.args)
-        return ("EVALSHA", self.script.sha, *self.args)
+            return ("EVAL", script.locking_source if locking else script.source, *self.args)
+        return ("EVALSHA", script.locking_sha if locking else script.sha, *self.args)
 
     def __repr__(self) -> str:
         # Arguments hold payloads and results: they must not appear in a log or a traceback.
@@ -721,7 +726,10 @@ Held = Literal["ok", "cancel", "lost"]
 _HELD = cast("Callable[[Any], Held]", _word("ok", "cancel", "lost"))
 
 _FLUSH = Script(
-    "flush", "job events leases?", "now token id again lease_ms progress usage max_len b n attempt event..."
+    "flush",
+    "job events leases?",
+    "now token id again lease_ms progress usage max_len b n attempt event...",
+    locks_keys=True,
 )
 
 
@@ -763,7 +771,7 @@ def flush(
     )
 
 
-_RENEW = Script("renew", "leases job...", "now lease_ms relief job...")
+_RENEW = Script("renew", "leases job...", "now lease_ms relief job...", locks_keys=True)
 
 
 def renew(
@@ -785,7 +793,7 @@ def renew(
     )
 
 
-_STEP = Script("step", "job steps", "token gen field value ttl_ms stale")
+_STEP = Script("step", "job steps", "token gen field value ttl_ms stale", locks_keys=True)
 _STEP_PREFIX = "s:"
 """Of the fields that hold values: a step may have any name, also that of the field gen."""
 

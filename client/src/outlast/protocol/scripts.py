@@ -17,16 +17,27 @@ class Script:
     A name that ends in ``?`` is given only when used; one that ends in ``...`` may repeat.
     """
 
-    def __init__(self, name: str, keys: str, argv: str) -> None:
+    def __init__(self, name: str, keys: str, argv: str, *, locks_keys: bool = False) -> None:
+        """`locks_keys`: it touches the keys that it is given and no other, so Upstash need not stop for it."""
         self.name = name
         self.keys = keys.split()
         self.argv = argv.split()
         self.sha = DIGESTS[name]
+        self.locks_keys = locks_keys
         SCRIPTS[name] = self
 
     @cached_property
     def source(self) -> str:
         return load(self.name)
+
+    @cached_property
+    def locking_source(self) -> str:
+        """With Upstash's flag, which other servers refuse: without it a script locks the whole database there."""
+        return "#!lua flags=allow-key-locking\n" + self.source
+
+    @cached_property
+    def locking_sha(self) -> str:
+        return sha1(self.locking_source.encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"Script({self.name!r})"
