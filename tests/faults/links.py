@@ -92,8 +92,7 @@ class Proxy(Background):
 
     def __init__(self, url: str, *, tls: bool = False) -> None:
         self._tls = tls
-        host, _, port = url.rpartition("/")[2].rpartition(":")
-        self._target = (host, int(port))
+        self.aim(url)
         self.messages = 0
         self.connections = 0
         self.dropped = 0
@@ -101,6 +100,11 @@ class Proxy(Background):
         self.drop_every = 0
         self.drop_next = 0
         self._down = False
+
+    def aim(self, url: str) -> None:
+        """Where new connections lead."""
+        host, _, port = url.rpartition("/")[2].rpartition(":")
+        self._target = (host, int(port))
 
     @property
     def url(self) -> str:

@@ -1,0 +1,191 @@
+"""What must not grow: the cost of a command with the queue, scripts with the clients, silence with time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from statistics import median
+from typing import Any
+
+import pytest
+import redis
+from tests.faults.processes import until
+from tests.servers import start_valkey
+
+from outlast import AsyncClient, Queue
+from outlast.protocol import Keys, calls
+from outlast.protocol.scripts import SCRIPTS
+from outlast_edge import ANY, Edge
+from outlast_worker import JobContext, Worker
+from outlast_worker.gateway import Database, GatewayConfig, GatewayServer
+from outlast_worker.tcp import AsyncTcpTransport
+
+from .conftest import TOKEN
+from .test_order import fill
+
+
+async def test_h67_no_operation_slows_down_with_the_number_of_jobs(queue_name: str) -> None:
+    """A thousand against thirty thousand jobs; `python -m benchmarks` does it with a million."""
+    queue: Queue[Any, Any] = Queue(queue_name)
+    keys = Keys(queue_name)
+    requests = iter(range(1, 10_000))
+    with start_valkey(config={"save": "", "slowlog-log-slower-than": 50_000}) as server:
+        url = server.connection_url
+        transport = AsyncTcpTransport(url)
+        with redis.Redis(port=server.port) as raw:
+            async with AsyncClient(url) as client:
+                jobs = client.queue(queue)
+
+                def take() -> Awaitable[Any]:
+                    times = {"lease_ms": 60_000, "result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
+                    return transport.send(calls.reserve(keys, worker="w", request=next(requests), k=1, **times))
+
+                async def measure() -> dict[str, float]:
+                    """Median microseconds of the server for each operation."""
+                    made: list[str] = []
+                    operations: dict[str, Callable[[], Awaitable[Any]]] = {
+                        "enqueue": lambda: jobs.enqueue("x", priority=3),
+                        "get": lambda: jobs.get("job-500"),
+                        "stats": jobs.stats,
+                        "dead": lambda: jobs.dead(count=20),
+                        "take": take,
+                        "cancel": lambda: jobs.cancel(made.pop()),
+                    }
+                    took: dict[str, float] = {}
+                    for name, operation in operations.items():
+                        if name == "cancel":
+                            made = [(await jobs.enqueue("x")).id for _ in range(100)]
+                        each = []
+                        for _ in range(5):
+                            raw.config_resetstat()
+                            for _ in range(20):
+                                await operation()
+                            stats: Any = raw.info("commandstats")
+                            own = (
+                                "evalsha",
+                                "eval",
+                                "hmget",
+                                "zcard",
+                                "zrange",
+                                "exists",
+                                "zcount",
+                                "zremrangebyscore",
+                            )
+                            each.append(sum(s["usec"] for n, s in stats.items() if n[8:] in own) / 20)
+                        took[name] = median(each)
+                    return took
+
+                await fill(url, queue_name, 1_000)
+                few = await measure()
+                before = raw.info("memory")["used_memory_dataset"]
+                await fill(url, queue_name, 30_000)
+                per_job = (raw.info("memory")["used_memory_dataset"] - before) / 29_000
+                many = await measure()
+            assert {name: (few[name], many[name]) for name in few if many[name] > 2 * few[name] + 15} == {}
+            assert per_job < 950
+            assert len(raw.slowlog_get(10)) <= 1, "no command is over 50 ms (one may have met a busy machine)"
+        await transport.aclose()
+
+
+async def test_h68_the_server_keeps_each_script_once_whatever_its_clients_are_called_and_set_to() -> None:
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
+        url = server.connection_url
+        counts: list[int] = []
+        memory: list[int] = []
+        for round, namespace in enumerate(("one", "two", "a-third-and-longer-one")):
+            queues: list[Queue[Any, Any]] = [
+                Queue(f"q{n}", lease=5 + round, max_attempts=2, events_max_len=100 * (round + 1), backoff=0.01)
+                for n in range(5)
+            ]
+            worker = Worker(url, namespace=namespace, concurrency=20, heartbeat=0.5)
+            for queue in queues:
+
+                @worker.handles(queue, concurrency=20)
+                async def run(job: JobContext[Any]) -> Any:
+                    await job.emit("x")
+                    await job.progress(0.5)
+                    await job.flush()
+                    if job.payload % 7 == job.attempt:
+                        raise ValueError
+                    return job.payload
+
+            async with AsyncClient(url, namespace=namespace) as client, worker:
+                for n in range(150):
+                    jobs = client.queue(queues[n % 5])
+                    job = await jobs.enqueue(n, idempotency_key=f"k{n}", delay=0 if n % 3 else 0.01)
+                    if n % 5 == 0:
+                        await jobs.cancel(job.id)
+                    else:
+                        async for _ in jobs.watch(job.id):
+                            pass
+                    await jobs.retry_dead(job.id)
+            counts.append(raw.info("memory")["number_of_cached_scripts"])
+            memory.append(raw.info("memory")["used_memory_scripts"])
+    assert counts[0] == counts[1] == counts[2] <= len(SCRIPTS)
+    assert memory[2] <= memory[0] * 1.2
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_h69_an_idle_worker_sends_one_look_a_block_or_a_poll(queue_name: str, blocking: bool) -> None:
+    """With the default block of 30 s that is two looks a minute."""
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
+        if not blocking:
+            raw.execute_command("ACL", "SETUSER", "default", "-blpop")
+        worker = Worker(server.connection_url, block=0.5, poll=0.5)
+
+        @worker.handles(Queue(queue_name))
+        async def run(job: JobContext[Any]) -> None: ...
+
+        def looks() -> int:
+            stats: Any = raw.info("commandstats")
+            return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval", "blpop"))
+
+        async with worker:
+            await asyncio.sleep(0.4)
+            before, began = looks(), time.monotonic()
+            await asyncio.sleep(2)
+            passed = time.monotonic() - began
+            assert looks() - before <= 2 * passed / 0.5 + 2
+
+
+@pytest.mark.parametrize("over", ["tcp", "rest"])
+async def test_h69_a_quiet_viewer_of_the_edge_asks_ever_more_rarely(queue_name: str, over: str) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name)
+    with start_valkey() as server, redis.Redis(port=server.port) as raw:
+        url = server.connection_url
+        with GatewayServer(GatewayConfig(databases=[Database(redis_url=url, token=TOKEN)])) as gateway:
+            client = AsyncClient(url) if over == "tcp" else AsyncClient(gateway.url, TOKEN)
+            app = Edge(client, queues=[queue], authorize=lambda request, action, job: ANY).app()
+            sent: list[Any] = []
+            leave = asyncio.Event()
+
+            async def receive() -> Any:
+                await leave.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            def reads() -> int:
+                stats: Any = raw.info("commandstats")
+                return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("xread", "hmget"))
+
+            async with client:
+                job = await client.queue(queue).enqueue(1)
+                scope = {
+                    **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET"},
+                    **{"scheme": "http", "path": f"/v1/jobs/{job.id}/events", "query_string": b""},
+                    "headers": [(b"accept", b"text/event-stream")],
+                }
+                viewing = asyncio.create_task(app(scope, receive, send))
+                await until(lambda: len(sent) >= 2, "the first frame")
+                counts = [reads()]
+                for _ in range(2):
+                    await asyncio.sleep(1.5)
+                    counts.append(reads())
+                leave.set()
+                await viewing
+    first, second = counts[1] - counts[0], counts[2] - counts[1]
+    assert first <= (8 if over == "rest" else 4)
+    assert second <= (4 if over == "rest" else 1)
