@@ -1,9 +1,8 @@
-"""What the database does to everybody at once: a failover, forgotten scripts, full memory, a restart, a late start."""
+"""What the database does to everybody at once: a failover, forgotten scripts, a restart, a late start."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
@@ -21,7 +20,7 @@ from tests.servers import free_port, start_valkey
 from tests.telemetry.test_health import probe
 from tests.telemetry.test_health import until as ready
 
-from outlast import AsyncClient, Queue, StoreFullError
+from outlast import AsyncClient, Queue
 from outlast.protocol import Keys, calls
 from outlast.rest import AsyncRestTransport
 from outlast_worker import JobContext, Worker
@@ -146,71 +145,6 @@ async def test_h48_scripts_that_are_flushed_again_and_again_are_seen_by_nobody(q
         with redis.Redis(port=server.port) as raw:
             assert audit_keys(raw, queue_name, ids, at_rest=True) == []
         assert audit_history(read_history(read_aof(server.data_dir), queue_name), ids, at_rest=True) == []
-
-
-async def test_h49_full_memory_refuses_new_jobs_ends_running_ones_and_mends_by_itself(
-    queue_name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing but finished jobs frees memory here: a handler that goes on without its text gets its result kept."""
-    for place in ("intake.FULL_PAUSE", "engine.FULL_PAUSE", "output.PATIENCE"):
-        monkeypatch.setattr(f"outlast_worker.{place}", 0.2)
-    queue: Queue[Any, Any] = Queue(queue_name, lease=5, result_ttl=1)
-    payload = "x" * 20_000
-    runs: Counter[str] = Counter()
-    ended: Counter[str] = Counter()
-    told: list[str] = []
-    with start_valkey(config={"maxmemory-policy": "noeviction", "save": ""}) as server:
-        url = server.connection_url
-        with redis.Redis(port=server.port) as raw:
-            raw.config_set("maxmemory", raw.info("memory")["used_memory"] + 2_000_000)
-        workers = [Worker(url), Worker(url)]
-        for worker in workers:
-
-            @worker.handles(queue, concurrency=5)
-            async def run(job: JobContext[Any]) -> str:
-                runs[job.id] += 1
-                try:
-                    await job.emit("text ")
-                    await job.flush()
-                except StoreFullError:
-                    told.append(job.id)
-                return job.id
-
-        async with AsyncClient(url) as client, AsyncExitStack() as stack:
-            jobs = client.queue(queue)
-
-            async def follow(id: str) -> None:
-                assert await jobs.wait(id, timeout=60) == id
-                ended[id] += 1
-
-            following: list[asyncio.Task[None]] = []
-            accepted: list[str] = []
-
-            async def enqueue() -> None:
-                made = await jobs.enqueue(payload)
-                accepted.append(made.id)
-                following.append(asyncio.create_task(follow(made.id)))
-
-            with contextlib.suppress(StoreFullError):
-                while True:
-                    await enqueue()
-            full = len(accepted)
-            cancelled = accepted.pop(full // 2)
-            following.pop(full // 2).cancel()
-            assert await jobs.cancel(cancelled) is True
-            for worker in workers:
-                await stack.enter_async_context(worker)
-            end = time.monotonic() + 40
-            while len(accepted) < full + 20:
-                assert time.monotonic() < end, f"{len(accepted) - full} more were taken after memory ran out"
-                try:
-                    await enqueue()
-                except StoreFullError:
-                    await asyncio.sleep(0.1)
-            await asyncio.gather(*following)
-    assert told
-    assert ended == dict.fromkeys(accepted, 1)
-    assert runs == dict.fromkeys(accepted, 1)
 
 
 @pytest.mark.parametrize(("lease", "down"), [(4.0, 0.8), (0.8, 2.0)])
