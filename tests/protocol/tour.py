@@ -108,6 +108,7 @@ def tour(lab: Lab) -> None:
     lab.running("runs")
     lab.cancel("runs")
     lab.enqueue("stays", delay_ms=5000)
+    lab.enqueue("run", delay_ms=5000, schedule=("nightly", 7))
     lab.enqueue("waiting", own=False, key="k7")
     lab.send(calls.seen(keys, "w", "here"))
 

@@ -128,6 +128,7 @@ class JobsBase(Generic[P, R]):
         webhook: str | None = None,
         budget: Mapping[str, float] | None = None,
         trace: str | None = None,
+        schedule: tuple[str, int] | None = None,
     ) -> Order:
         queue = self.queue
         key = "" if idempotency_key is None else check_id(idempotency_key, "idempotency_key")
@@ -170,6 +171,7 @@ class JobsBase(Generic[P, R]):
             check_payload=queue.check_payload,
             expires_ms=_limit_ms(expires, "expires", delay_ms, delay),
             deadline_ms=_limit_ms(deadline, "deadline", delay_ms, delay),
+            schedule=schedule,
             extra=extra,
         )
         return Order(job_id, call)

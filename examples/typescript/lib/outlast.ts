@@ -90,6 +90,8 @@ export class Queue {
         hash: "", // whether the same key came with the same payload is not checked
         expires_ms: "",
         deadline_ms: "",
+        schedule: "",
+        due: "",
       },
       options.owner === undefined ? [] : ["owner", options.owner],
     );

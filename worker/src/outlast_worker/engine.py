@@ -30,6 +30,7 @@ from .health import STUCK, Health
 from .intake import FULL_PAUSE, Bells, Clock, Intake, time_call
 from .leases import Leases
 from .registration import Pace, Registration
+from .schedules import Schedule, Scheduler
 from .tcp import AsyncTcpTransport, TlsError
 
 __all__ = ["Engine", "Settings"]
@@ -73,7 +74,14 @@ class Engine:
     (nothing runs any more).
     """
 
-    def __init__(self, settings: Settings, registrations: Sequence[Registration], *, burst: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        registrations: Sequence[Registration],
+        *,
+        burst: bool,
+        schedules: Sequence[Schedule] = (),
+    ) -> None:
         self.settings = settings
         self.id = secrets.token_hex(8)
         self.prefix = settings.prefix
@@ -107,6 +115,7 @@ class Engine:
         self._rules: list[Rules] = []
         self._bells: list[Bells] = []
         self._burst = burst
+        self._schedules = list(schedules)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self.news = asyncio.Event()
@@ -357,6 +366,9 @@ class Engine:
             self._bells = [Bells(self, self._intakes)]
             self._run(self._bells[0].run(), "bells")
         self._run(self._be_seen(), "registry")
+        if self._schedules:
+            scheduler = Scheduler(self.transport, self.prefix, self._schedules, self.trouble)
+            self._run(scheduler.run(), "schedules")
         await self._stop.wait()
 
     async def _be_seen(self) -> None:
@@ -472,7 +484,7 @@ class Engine:
         if after is not None:
             tasks = {*tasks, self.loop.create_task(after)}
         for task in tasks:
-            if task.get_name() == "outlast registry":
+            if task.get_name() in ("outlast registry", "outlast schedules"):
                 task.cancel()
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=patience)

@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from datetime import datetime
 from types import FrameType, TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from outlast._checks import Duration, check_count, to_ms
 from outlast._config import find_namespace, lookup
@@ -24,6 +25,9 @@ from .engine import Engine, Settings
 from .health import parse_address
 from .registration import PROMPT, THRIFTY, Handles, Registration, check_heartbeat
 from .tcp import is_metered
+
+if TYPE_CHECKING:
+    from .schedules import Schedule
 
 __all__ = ["Worker"]
 
@@ -105,6 +109,7 @@ class Worker:
         self._is_retryable = is_retryable or policy.is_retryable
         self._on_error = on_error
         self._registrations: dict[str, Registration] = {}
+        self._schedules: dict[tuple[str, str], Schedule] = {}
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._task: asyncio.Task[int] | None = None
@@ -136,6 +141,67 @@ class Worker:
             return handler
 
         return cast("Handles[P, R]", register)
+
+    def schedule(
+        self,
+        queue: Queue[P, R],
+        payload: P | Callable[[datetime], P],
+        *,
+        name: str,
+        cron: str | None = None,
+        at: datetime | None = None,
+        timezone: str = "UTC",
+        catch_up: int = 1,
+        priority: int = 0,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        expires: Duration | None = None,
+        deadline: Duration | None = None,
+        result_ttl: Duration | None = None,
+        owner: str | None = None,
+        webhook: str | None = None,
+        budget: Mapping[str, float] | None = None,
+    ) -> None:
+        """Make a job at set times while workers with this schedule run: each time one job, however many they are.
+
+        - `payload`: what the job gets, or a function of the due time (UTC) that gives it.
+        - `name`: of the schedule, unique in its queue. A run's id is ``name@2026-12-01T08:00:00Z``. While the name
+          stays, the schedule's times may change.
+        - `cron`: five fields, minute, hour, day, month, weekday, in `timezone`. Needs the extra `schedules`. Or `at`:
+          one time, an aware datetime.
+        - `catch_up`: runs that are made up for when no worker was there at their time: the latest so many, oldest
+          first. 1 by default; 0 leaves missed ones out. A run up to 60 s late counts as on time. What was due before
+          the schedule was first seen in the database is not made up.
+        - The rest is as for `enqueue`.
+
+        Raises InvalidArgumentError for a wrong rule, ConfigurationError without the extra.
+        """
+        from .schedules import make_schedule
+
+        made = make_schedule(
+            queue,
+            payload,
+            name=name,
+            cron=cron,
+            at=at,
+            timezone=timezone,
+            catch_up=catch_up,
+            options={
+                "priority": priority,
+                "delay": 0.0,
+                "max_attempts": max_attempts,
+                "timeout": timeout,
+                "expires": expires,
+                "deadline": deadline,
+                "result_ttl": result_ttl,
+                "owner": owner,
+                "webhook": webhook,
+                "budget": budget,
+            },
+        )
+        if (queue.name, name) in self._schedules:
+            raise InvalidArgumentError(f"queue {queue.name!r} has a schedule {name!r} already; give each its own name")
+        self._schedules[queue.name, name] = made
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +257,12 @@ class Worker:
         with self._lock:
             if self._engine is not None:
                 raise ConfigurationError("this worker is running already; make another one")
-            engine = self._engine = Engine(self._settings(), list(self._registrations.values()), burst=burst)
+            engine = self._engine = Engine(
+                self._settings(),
+                list(self._registrations.values()),
+                burst=burst,
+                schedules=list(self._schedules.values()),
+            )
             wanted, self._wanted, self._starting = self._wanted, None, False
         if wanted is not None:
             engine.stop(now=wanted == "now")

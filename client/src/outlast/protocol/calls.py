@@ -170,8 +170,9 @@ def _flag(value: bool) -> str:
 
 _ENQUEUE = Script(
     "enqueue",
-    "job signal lane seq? events? dead? steps? idem? config?",
-    "now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...",
+    "job signal lane seq? events? dead? steps? idem? config? schedules?",
+    "now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms "
+    "schedule due extra...",
 )
 
 
@@ -191,12 +192,14 @@ def enqueue(
     check_payload: bool = True,
     expires_ms: int | None = None,
     deadline_ms: int | None = None,
+    schedule: tuple[str, int] | None = None,
     extra: Sequence[tuple[str, str]] = (),
     now: int | None = None,
 ) -> Call[Enqueued]:
     """Make a job. `id` and `nonce` are minted once per call, so that a repeat of the same call is recognised.
 
     `own_id`: the caller chose the id, so that it may have been used before. `extra` are added record fields.
+    `schedule`: the name of one, and when it is due: the run is made once, and none for an earlier time after it.
     """
     names = [keys.job(id), keys.signal]
     names += [keys.scheduled] if delay_ms > 0 else [keys.ready, keys.seq]
@@ -208,6 +211,8 @@ def enqueue(
             extra = (*extra, ("payloadHash", payload_hash))
     if len(payload) > LARGE or (not payload.isascii() and len(payload.encode()) > LARGE):
         names.append(keys.config)
+    if schedule is not None:
+        names.append(keys.schedules)
 
     def decode(reply: Any) -> Enqueued:
         match items(reply):
@@ -258,6 +263,7 @@ def enqueue(
             payload_hash if check_payload else "",
             "" if expires_ms is None else str(expires_ms),
             "" if deadline_ms is None else str(deadline_ms),
+            *(("", "") if schedule is None else (schedule[0], str(schedule[1]))),
             *(part for pair in extra for part in pair),
         ),
         decode,

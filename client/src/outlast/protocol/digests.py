@@ -3,7 +3,7 @@
 DIGESTS: dict[str, str] = {
     "admit": "1517a96d19ad4b20e9627101af30940c7086b4f4",
     "cancel": "2b0ca39a4b17483174479e3c185907e4382f8cb4",
-    "enqueue": "c00ec1eaf9a73727a17148da99c621b0a5513b1e",
+    "enqueue": "e978f3475606262a25abe295dcdffb270a48bfce",
     "flush": "a7ffbf3f00321de6c53814abbe49518897c3f815",
     "prune_dead": "181595c16b85391a2063c435c0124590b1bebcc1",
     "purge_dead": "1e9cb3fa5f5d1cc0311830d86a08560a881dafa4",

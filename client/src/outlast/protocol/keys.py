@@ -43,6 +43,7 @@ KEY_TABLE = (
     ("room", "list", "wakes workers that wait for a limit; at most one token", "always"),
     ("owner:<owner>", "zset", "under a cap: what runs at -(time of take), what is held back at its rank", "7 days"),
     ("usage:<day>", "hash", "what the queue's jobs used on a day (UTC), by counter", "400 days"),
+    ("schedules", "hash", "last:<name>, when a schedule was due last; spec:<name>, its rule", "always"),
     ("workers", "hash", "worker id to when and where it was last seen", "pruned by readers"),
     ("take:<worker>", "string", "what the worker's latest reserve took, for a repeat of it", "2 x lease"),
     ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
@@ -66,6 +67,7 @@ class Keys:
         "ready",
         "room",
         "scheduled",
+        "schedules",
         "seq",
         "signal",
         "tag",
@@ -81,6 +83,7 @@ class Keys:
         self.ready = base + "ready"
         self.scheduled = base + "scheduled"
         self.leases = base + "leases"
+        self.schedules = base + "schedules"
         self.dead = base + "dead"
         self.seq = base + "seq"
         self.signal = base + "signal"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from outlast.listing import JobState
+from outlast.protocol import Call, Keys
+from outlast.protocol.calls import items, text
 
 from . import show
-from .app import AsJson, RedisUrl, RestToken, RestUrl, app, command, usage
+from .app import NO, AsJson, RedisUrl, RestToken, RestUrl, app, command, usage
 from .jobs import QueueName, jobs_of
 
 if TYPE_CHECKING:
@@ -195,6 +198,74 @@ def purge(
     return 0
 
 
+def schedules(
+    queue: Annotated[str | None, Argument(metavar="[QUEUE]", show_default=False, help="Only of this queue.")] = None,
+    forget: Annotated[
+        str | None, Option(metavar="NAME", show_default=False, help="Drop a schedule that no worker has any more.")
+    ] = None,
+    redis_url: RedisUrl = None,
+    rest_url: RestUrl = None,
+    rest_token: RestToken = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the schedules that workers have declared."""
+    from ..schedules import _time, rule_of, runs
+    from .connect import connect, queue_names
+
+    if forget is not None and queue is None:
+        raise usage("--forget needs the QUEUE of the schedule")
+    found: list[dict[str, Any]] = []
+    with connect(redis_url, rest_url, rest_token) as client:
+        names = [queue] if queue is not None else queue_names(client)
+        keys = [Keys(client._prefix + name).schedules for name in names]
+        if forget is not None:
+            gone = client._transport.send(Call(("HDEL", keys[0], f"last:{forget}", f"spec:{forget}"), int))
+            show.dump({"queue": queue, "name": forget, "forgotten": gone > 0}) if as_json else show.put(
+                f"{forget} forgotten" if gone else f"no schedule {forget}"
+            )
+            return 0 if gone else NO
+        now, *tables = client._transport.send_many(
+            [Call(("TIME",), _time), *(Call(("HGETALL", key), _table) for key in keys)]
+        )
+    for name, table in zip(names, tables, strict=True):
+        for field, rule in sorted(table.items()):
+            if field.startswith("spec:"):
+                last = datetime.fromtimestamp(int(table.get(f"last:{field[5:]}", "0")) / 1000, UTC)
+                when, timezone = rule_of(rule)
+                following = next(iter(runs(rule, now)), None)
+                due = next(iter(runs(rule, last)), now)
+                found.append(
+                    {
+                        "queue": name,
+                        "name": field[5:],
+                        "rule": when,
+                        "timezone": timezone,
+                        "last": show.when(last),
+                        "next": show.when(following),
+                        "overdue": due < now - timedelta(minutes=5),
+                    }
+                )
+    if as_json:
+        show.dump({"schedules": found})
+    elif found:
+        show.table(
+            ("QUEUE", "NAME", "RULE", "TIMEZONE", "NEXT"),
+            [tuple(one[key] or "" for key in ("queue", "name", "rule", "timezone", "next")) for one in found],
+        )
+        for one in found:
+            if one["overdue"]:
+                show.note(f"schedule {one['name']} of queue {one['queue']} is overdue: does a worker still have it?")
+    else:
+        show.note("no schedules")
+    return 0
+
+
+def _table(reply: Any) -> dict[str, str]:
+    flat = [text(item) for item in items(reply)]
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+command(schedules)
 command(set_, on=queues, name="set")
 command(show_, on=queues, name="show")
 command(pause, on=queues)

@@ -1,19 +1,21 @@
 --[[ enqueue: make a job, or find the one that the idempotency key belongs to.
 A job that is delayed goes to `scheduled`, any other to `ready`: `lane` is the one that applies.
-KEYS  job signal lane seq? events? dead? steps? idem? config?
-ARGV  now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms extra...
+KEYS  job signal lane seq? events? dead? steps? idem? config? schedules?
+ARGV  now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms schedule due extra...
 REPLY created id | duplicate id | conflict id | in_use status | too_large limit
-      config is given with a payload of more than 16 KiB: only those are held against the queue's limit
+      config is given with a payload of more than 16 KiB: only those are held against the queue's limit;
+      schedule: the run that it has at `due`, which is made once; duplicate: it was made, and so was every earlier one
 ]]
 local job, signal, lane = KEYS[1], KEYS[2], KEYS[3]
 local now_arg, id, nonce, payload, max_attempts, priority = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local delay, own, key, key_ttl, hash = tonumber(ARGV[7]), ARGV[8] == '1', ARGV[9], ARGV[10], ARGV[11]
-local expires, deadline = ARGV[12], ARGV[13]
+local expires, deadline, schedule, due = ARGV[12], ARGV[13], ARGV[14], ARGV[15]
 
 next_key = 3
 local seq = optional(delay == 0)
 local events, dead, steps = optional(own), optional(own), optional(own)
 local idem, config = optional(key ~= ''), optional(#payload > LARGE)
+local schedules = optional(schedule ~= '')
 local jobs = string.sub(job, 1, #job - #id)
 
 if idem then
@@ -33,10 +35,21 @@ if idem then
   end
 end
 
+if schedules then
+  local last = redis.call('HMGET', schedules, 'last:' .. schedule)[1]
+  if last and tonumber(last) >= tonumber(due) then
+    return { 'duplicate', id }
+  end
+end
+
 local old = redis.call('HMGET', job, 'status', 'nonce', 'gen', 'idempotencyKey', 'id')
 local status = old[1]
 if old[2] == nonce then
   return { 'created', id } -- the same call again: its first reply was lost
+end
+if schedules and old[5] then -- somebody deleted `schedules`, but not the job
+  redis.call('HSET', schedules, 'last:' .. schedule, due)
+  return { 'duplicate', id }
 end
 -- A record without an id is nobody's job: a foreign worker made half a record for an id that had none.
 if old[5] and (status == 'waiting' or status == 'scheduled' or status == 'active') then
@@ -63,6 +76,9 @@ if delay > 0 then
   redis.call('ZADD', lane, int(now + delay), id)
 else
   redis.call('ZADD', lane, int((9 - priority) * RANK + redis.call('INCR', seq)), id)
+end
+if schedules then
+  redis.call('HSET', schedules, 'last:' .. schedule, due)
 end
 if idem then
   redis.call('SET', idem, id)
@@ -96,7 +112,7 @@ end
 if deadline ~= '' then
   fields[#fields + 1], fields[#fields + 2] = 'deadlineAt', int(now + deadline)
 end
-for i = 14, #ARGV do
+for i = 16, #ARGV do
   fields[#fields + 1] = ARGV[i]
 end
 redis.call('HSET', job, unpack(fields))
