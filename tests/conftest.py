@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,9 @@ _names = itertools.count()
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:
     """The URL of a real server. Tests that stop, flush or freeze a server start one of their own."""
+    if url := os.environ.get("OUTLAST_TEST_REDIS"):  # one that `tests.everywhere` has started in a container
+        yield url
+        return
     with start_valkey() as server:
         yield f"redis://{server.host}:{server.port}"
 

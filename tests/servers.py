@@ -1,12 +1,18 @@
-"""Real servers for tests that must stop, freeze, fill or flush one."""
+"""Real servers for tests that must stop, freeze, fill or flush one.
+
+With OUTLAST_TEST_SERVER in the environment, the path of another server's program, that one is started
+(`tests.everywhere`).
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -29,6 +35,8 @@ def start_valkey(**options: Any) -> Iterator[ValkeyServer]:
     """
     for last in (False, False, False, True):
         server = ValkeyServer(port=free_port(), **options)
+        if program := os.environ.get("OUTLAST_TEST_SERVER"):
+            server._binary_path = Path(program)
         try:
             server.start()
         except ValkeyServerStartupError:

@@ -23,6 +23,7 @@ from outlast.errors import (
 )
 from outlast.protocol import Call, Keys, calls
 from outlast.rest import backoff
+from outlast.transport import TRANSIENT, server_error
 
 from .conftest import TOKEN, URL, Rest
 
@@ -281,6 +282,15 @@ def test_h47_any_other_refusal_is_raised_at_once_under_its_name(
     assert caught.value.code == code
     assert route.call_count == 1
     assert TOKEN not in str(caught.value)
+
+
+def test_h47_a_refusal_inside_a_script_is_known_in_the_words_of_redis_6_too() -> None:
+    sha = "f_cef59c8792abecb64ac426e53305581878e2ed5d"
+    said = f"ERR Error running script (call to {sha}): @user_script:186: @user_script: 186: -"
+    full = server_error(f"{said}OOM command not allowed when used memory > 'maxmemory'.")
+    assert (type(full), full.code) == (StoreFullError, "OOM")
+    assert server_error(f"{said}READONLY You can't write against a read only replica.").code in TRANSIENT
+    assert server_error(f"ERR Error running script (call to {sha}): @user_script:1: bad -OOM ").code == "ERR"
 
 
 def test_the_read_only_token_is_named_as_what_it_may_be(rest: Rest) -> None:

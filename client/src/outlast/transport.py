@@ -6,6 +6,7 @@ There are four: `rest.RestTransport` and `rest.AsyncRestTransport` (HTTP), `upst
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ __all__ = [
     "AsyncTransport",
     "Transport",
     "adrive",
+    "code_of",
     "drive",
     "is_transient",
     "outcome_of",
@@ -80,11 +82,20 @@ def is_transient(error: OutlastError) -> bool:
     return isinstance(error, TransportError) or (isinstance(error, ServerError) and error.code in TRANSIENT)
 
 
+# Redis before 7 reports what a command inside a script was refused for behind words of its own.
+_IN_SCRIPT = re.compile(r"(?:ERR )?Error running script \(call to \w+\): (?:@user_script: ?\d+: )+-([A-Z]+) ")
+
+
+def code_of(message: str) -> str:
+    """The word that says what a server's message is about."""
+    if "running script" in message and (inside := _IN_SCRIPT.match(message)) is not None:
+        return inside[1]
+    return message.partition(" ")[0].removesuffix(":")
+
+
 def server_error(message: str) -> ServerError:
-    """The error that a server's message stands for. Only its first word decides: the rest differs between servers."""
-    code = message.partition(" ")[0]
-    if code.endswith(":"):
-        code = code[:-1]
+    """The error that a server's message stands for. Only one word decides: the rest differs between servers."""
+    code = code_of(message)
     if code in _AUTH:
         hint = " (is this Upstash's read-only token?)" if code == "NOPERM" else ""
         return AuthError(message + hint, code=code)

@@ -50,7 +50,7 @@ from outlast.errors import (
     TransportError,
 )
 from outlast.protocol.calls import Call, items, text
-from outlast.transport import TRANSIENT, server_error
+from outlast.transport import TRANSIENT, code_of, server_error
 
 __all__ = ["AsyncTcpTransport", "SilentError", "TcpTransport", "TlsError", "is_metered"]
 
@@ -80,7 +80,7 @@ class Refusal:
 
     def __init__(self, line: bytes) -> None:
         self.text = line.decode("utf-8", "replace")
-        self.code = self.text.partition(" ")[0]
+        self.code = code_of(self.text)
 
 
 def pack(command: Sequence[str]) -> bytes:
