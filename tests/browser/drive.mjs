@@ -202,6 +202,28 @@ const scenarios = {
     return {small, wide, contrast};
   },
 
+  // The dashboard: each view is drawn, measured and photographed; then what an operator does, by keyboard.
+  async dashboard() {
+    const phone = options.phone && {viewport: {width: 360, height: 740}, isMobile: true, hasTouch: true, deviceScaleFactor: 2};
+    const page = await open({...phone, colorScheme: options.scheme});
+    const views = {};
+    for (const [name, hash] of Object.entries(options.views)) {
+      await page.evaluate((to) => { location.hash = to; }, hash);
+      await page.waitForFunction((title) => document.querySelector("h1")?.textContent === title, options.titles[name]);
+      if (options.wait) await page.waitForTimeout(options.wait);
+      views[name] = await page.evaluate(() => ({
+        text: document.getElementById("main").innerText,
+        wide: document.documentElement.scrollWidth - innerWidth,
+        injected: document.querySelectorAll("main img, main script, main b:not(figcaption b)").length,
+      }));
+      views[name].contrast = await page.evaluate(measure);
+      views[name].small = await page.$$eval("button, .tabs a", (all) => all.filter((one) => one.checkVisibility() && !one.closest(".unseen"))
+        .map((one) => [one.textContent, one.getBoundingClientRect().height]).filter(([, height]) => height < 28));
+      await page.screenshot({path: `${options.pictures}/${name}-${options.scheme}${options.phone ? "-phone" : ""}.png`, fullPage: true});
+    }
+    return {views};
+  },
+
   // Every client across connections that are cut after every n-th event, in the browser and in Node.
   async cuts() {
     const page = await open();

@@ -85,7 +85,7 @@ __all__ = ["ANY", "Action", "Authorize", "Edge"]
 
 log = logging.getLogger("outlast.edge")
 
-Action = Literal["enqueue", "get", "cancel", "watch"]
+Action = Literal["enqueue", "get", "cancel", "watch", "inspect", "operate"]
 
 
 class _Any:
@@ -152,10 +152,10 @@ class Edge:
       with the request).
     - `queues`: the declared queues to serve. One alone is also served without its name in the path.
     - `authorize(request, action, job)` says who the caller is: an owner (text), `ANY`, or None for nobody. It may be
-      async; a plain one runs in a thread. `action` is enqueue, get, cancel or watch; `job` is None for enqueue and
-      for an id that nobody has. The owner is stored on the jobs he makes, and other people's jobs answer him exactly
-      like ids that nobody has. It may raise Starlette's HTTPException (401, 429 …). A job without an owner is seen
-      with `ANY` only.
+      async; a plain one runs in a thread. `action` is enqueue, get, cancel or watch; `job` is None for enqueue and for
+      an id that nobody has. `outlast_edge.dashboard` asks with inspect and operate, for the whole of the queues. The
+      owner is stored on the jobs he makes, and other people's jobs answer him exactly like ids that nobody has. It may
+      raise Starlette's HTTPException (401, 429 …). A job without an owner is seen with `ANY` only.
     - `public`: serve everybody, without `authorize`. Whoever learns an id can read and cancel that job. It warns.
     - `accept`: which of id, priority, delay, max_attempts, timeout, expires, deadline, result_ttl and idempotency_ttl a
       caller may choose; by default none, because they are for your users to abuse. A caller with `ANY` may choose all

@@ -1,4 +1,4 @@
-"""The commands that stay: dev, gateway, worker."""
+"""The commands that stay: dev, worker, dashboard, gateway."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from . import show
-from .app import AsJson, RedisUrl, command, usage
+from .app import AsJson, RedisUrl, RestToken, RestUrl, command, usage
 
 __all__: list[str] = []
 
@@ -159,6 +159,61 @@ def supervise(
             return await supervisor.run()
 
     return asyncio.run(run())
+
+
+@command
+def dashboard(
+    queue: Annotated[
+        list[str] | None,
+        Argument(metavar="[QUEUE]...", show_default=False, help="Only these; default: all that are there now."),
+    ] = None,
+    port: Annotated[int, Option(help="0 takes a free one.")] = 8788,
+    host: Annotated[str, Option(help="Where to listen. Anything but loopback is open to others.")] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        Option(show_default=False, help="What opens it; default OUTLAST_DASHBOARD_TOKEN, or a new one."),
+    ] = None,
+    payloads: Annotated[bool, Option("--payloads", help="Show payloads, results and the words of the output.")] = False,
+    redis_url: RedisUrl = None,
+    rest_url: RestUrl = None,
+    rest_token: RestToken = None,
+    as_json: AsJson = False,
+) -> int:
+    """Queues, workers and jobs as a web page, until a signal comes.
+
+    The address that it prints has the token in it. Without names it looks for queues once, by a walk over all keys.
+    """
+    import asyncio
+    import secrets
+
+    from outlast import ConfigurationError, Queue
+
+    from .connect import connect, queue_names
+
+    try:
+        from outlast_worker.dashboard import serve
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"outlast dashboard needs {error.name}: pip install 'outlast-worker[dev]' has all of it"
+        ) from error
+
+    with connect(redis_url, rest_url, rest_token) as client:
+        names = queue or queue_names(client)
+        address = client._find_address()
+    if not names:
+        raise usage("no queues in this database yet; name those to show: outlast dashboard QUEUE")
+    log_to_stderr("WARNING")
+    return asyncio.run(
+        serve(
+            address,
+            [Queue(name) for name in dict.fromkeys(names)],
+            host,
+            port,
+            token or os.environ.get("OUTLAST_DASHBOARD_TOKEN") or secrets.token_urlsafe(24),
+            payloads=payloads,
+            as_json=as_json,
+        )
+    )
 
 
 @command
