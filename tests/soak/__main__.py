@@ -25,6 +25,7 @@ def main() -> int:
     seed = options.seed if options.seed is not None else random.randrange(10**6)
     print(f"seed {seed}", flush=True)
     logging.getLogger("outlast").setLevel(logging.ERROR)  # that faults are survived is told by the thousand
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
         report = asyncio.run(Soak(seconds, seed, options.keep or Path(folder)).run())
     print(*report.lines(), sep="\n", flush=True)

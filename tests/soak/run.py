@@ -69,6 +69,8 @@ class Report:
     seed: int
     workers: int
     seconds: float = 0.0
+    short: str = ""
+    """What the run did not get to, for want of time."""
     jobs: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
@@ -88,6 +90,8 @@ class Report:
         for name in ("lost", "doubled", "wrong"):
             yield from (f"{name}: {line}" for line in getattr(self, name)[:20])
         yield f"seed {self.seed}, {self.seconds:.0f} s, {self.workers} workers with a lease of {LEASE:g} s"
+        if self.short:
+            yield f"short: {self.short}"
         yield "jobs " + _told(self.jobs, "accepted")
         yield f"faults {self.faults.total()}: " + _told(self.faults)
         yield from (f"{name} {len(getattr(self, name))}" for name in ("lost", "doubled", "wrong"))
@@ -153,6 +157,9 @@ class Soak:
             stack.callback(self._kill_all)
             self.workers = [self._spawn(n) for n in range(self.report.workers)]
             await self._work()
+            reached = (len(self.told), self.report.faults.total())
+            if any(had < least for had, least in zip(reached, self.at_least, strict=True)):
+                self.report.short = f"{reached[0]} jobs and {reached[1]} faults are fewer than {self.at_least}"
             await self._drain()
             await asyncio.to_thread(self._audit)
         self.report.seconds = time.monotonic() - began
@@ -172,9 +179,11 @@ class Soak:
             while self.on_its_way < OUTSTANDING * len(self.workers):
                 self.on_its_way += 1
                 self._do(self._one())
-            if time.monotonic() >= next_fault:
+            # On a slow machine faults keep step with the jobs: else little but faults would happen there.
+            jobs, faults = len(self.told) / wanted[0], self.report.faults.total() / wanted[1]
+            if time.monotonic() >= next_fault and faults < 1.5 * jobs + 0.1:
                 self._break_something()
-                next_fault += self.rng.uniform(0.3, 1.7) * SECONDS_APART
+                next_fault = time.monotonic() + self.rng.uniform(0.3, 1.7) * SECONDS_APART
             await asyncio.sleep(0.02)
 
     def _do(self, work: Any) -> None:
