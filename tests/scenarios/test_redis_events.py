@@ -1,8 +1,9 @@
-"""What the database does to everybody at once: a failover, forgotten scripts, a restart, a late start."""
+"""What the database does to everybody at once: a failover, forgotten scripts, full memory, a restart, a late start."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -20,7 +21,7 @@ from tests.servers import free_port, start_valkey
 from tests.telemetry.test_health import probe
 from tests.telemetry.test_health import until as ready
 
-from outlast import AsyncClient, Queue
+from outlast import AsyncClient, JobCancelledError, Queue, StoreFullError
 from outlast.protocol import Keys, calls
 from outlast.rest import AsyncRestTransport
 from outlast_worker import JobContext, Worker
@@ -145,6 +146,69 @@ async def test_h48_scripts_that_are_flushed_again_and_again_are_seen_by_nobody(q
         with redis.Redis(port=server.port) as raw:
             assert audit_keys(raw, queue_name, ids, at_rest=True) == []
         assert audit_history(read_history(read_aof(server.data_dir), queue_name), ids, at_rest=True) == []
+
+
+async def test_h49_full_memory_refuses_new_jobs_ends_running_ones_and_all_goes_on_when_some_is_free(
+    queue_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("intake.FULL_PAUSE", "engine.FULL_PAUSE", "output.PATIENCE"):
+        monkeypatch.setattr(f"outlast_worker.{place}", 0.2)
+    queue: Queue[Any, Any] = Queue(queue_name, lease=5, result_ttl=1)
+    payload = "x" * 20_000
+    runs: Counter[str] = Counter()
+    told: list[str] = []
+    go = asyncio.Event()
+    with start_valkey(config={"maxmemory-policy": "noeviction", "save": ""}) as server:
+        url = server.connection_url
+        workers = [Worker(url), Worker(url)]
+        for worker in workers:
+
+            @worker.handles(queue, concurrency=3)
+            async def run(job: JobContext[Any]) -> str:
+                runs[job.id] += 1
+                await go.wait()
+                try:
+                    await job.emit("text ")
+                    await job.flush()
+                except StoreFullError:  # not silently: the handler is told, and this one goes on without
+                    told.append(job.id)
+                return job.id
+
+        async with AsyncClient(url) as client, AsyncExitStack() as stack:
+            jobs = client.queue(queue)
+            following: list[asyncio.Task[str]] = []
+
+            async def enqueue() -> str:
+                made = await jobs.enqueue(payload)
+                following.append(asyncio.create_task(jobs.wait(made.id, timeout=60)))
+                return made.id
+
+            for worker in workers:
+                await stack.enter_async_context(worker)
+            running = [await enqueue() for _ in range(6)]
+            await until(lambda: len(runs) == 6, "both are busy")
+            raw = stack.enter_context(redis.Redis(port=server.port))
+            limit = raw.info("memory")["used_memory"] + 1_500_000
+            raw.config_set("maxmemory", limit)
+            waiting: list[str] = []
+            with contextlib.suppress(StoreFullError):
+                while True:
+                    waiting.append(await enqueue())
+            assert len(waiting) > 30
+            raw.config_set("maxmemory", 1)  # not even room for a word is left
+            go.set()
+            assert await asyncio.gather(*following[:6]) == running, "they end, and their results are kept"
+            assert sorted(told) == sorted(running)
+            raw.config_set("maxmemory", limit)
+            cancelled, waiting = waiting[-25:], waiting[:-25]
+            for id in cancelled:
+                assert await jobs.cancel(id) is True
+            assert await asyncio.gather(*following[6:-25]) == waiting
+            ends = await asyncio.gather(*following[-25:], return_exceptions=True)
+            assert {type(end) for end in ends} == {JobCancelledError}
+            again = await enqueue()
+            assert await following[-1] == again
+    assert runs == dict.fromkeys([*running, *waiting, again], 1)
 
 
 @pytest.mark.parametrize(("lease", "down"), [(4.0, 0.8), (0.8, 2.0)])
