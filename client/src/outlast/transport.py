@@ -90,6 +90,8 @@ def code_of(message: str) -> str:
     """The word that says what a server's message is about."""
     if "running script" in message and (inside := _IN_SCRIPT.match(message)) is not None:
         return inside[1]
+    if message.startswith("ERR ACL failure in script"):
+        return "NOPERM"
     return message.partition(" ")[0].removesuffix(":")
 
 

@@ -6,7 +6,7 @@ DIGESTS: dict[str, str] = {
     "enqueue": "e978f3475606262a25abe295dcdffb270a48bfce",
     "flush": "a7ffbf3f00321de6c53814abbe49518897c3f815",
     "prune_dead": "181595c16b85391a2063c435c0124590b1bebcc1",
-    "purge_dead": "1e9cb3fa5f5d1cc0311830d86a08560a881dafa4",
+    "purge_dead": "14e63a96a005253ac6e9b8aaf4c71154eabf0747",
     "release": "0c4d35fbbcd643df94c7632a94b7201c7e79daa7",
     "renew": "cef59c8792abecb64ac426e53305581878e2ed5d",
     "reserve": "3d41a6529b6e770deb36ec4cc8a7ec52347fc2fe",

@@ -16,10 +16,11 @@ for _, id in ipairs(ids) do
     end
   end
 end
-if #ids > 0 then
-  redis.call('ZREM', dead, unpack(ids))
-end
+-- First what only an operator's login may: who is refused has changed nothing.
 if #gone > 0 then
   redis.call('UNLINK', unpack(gone))
+end
+if #ids > 0 then
+  redis.call('ZREM', dead, unpack(ids))
 end
 return #ids
