@@ -63,15 +63,16 @@ ROLES = {
             *("reserve", "flush", "renew", "settle", "retry", "release", "step", "admit", "prune_dead"),
             *("enqueue", "cancel", "retry_dead"),
         ),
-        _READ | frozenset(["blpop", "lpush", "ltrim", "rpush", "pexpire", "hset", "hdel", "del", "exists", "set"]),
-        _WATCHED | {"ctl:", "workers", "room", "steps:", "hooks:"},
+        _READ
+        | frozenset(["blpop", "lpush", "ltrim", "rpush", "pexpire", "hsetnx", "hset", "hdel", "del", "exists", "set"]),
+        _WATCHED | {"ctl:", "workers", "room", "steps:", "hooks:", "schedules"},
     ),
     "operator": Role(
         "what the command does: cancels, retries, purges, sets rules, lists queues and workers, examines",
         ("enqueue", "cancel", "retry_dead", "purge_dead", "prune_dead"),
         _READ
         | frozenset(["hset", "hdel", "hlen", "zadd", "lpush", "ltrim", "exists", "scan", "info", "cluster|slots"]),
-        _WATCHED | {"room", "workers", "hooks:", "doctor:"},
+        _WATCHED | {"room", "workers", "hooks:", "schedules", "doctor:"},
     ),
 }
 
