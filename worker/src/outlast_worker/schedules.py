@@ -152,7 +152,8 @@ class Scheduler:
         self, transport: AsyncTransport, prefix: str, schedules: list[Schedule], trouble: Callable[[OutlastError], None]
     ) -> None:
         self._transport = transport
-        self._client = AsyncClient(transport=transport, namespace=prefix)
+        self._client = AsyncClient(transport=transport)
+        self._client._prefix = prefix
         self._prefix = prefix
         self._schedules = schedules
         self._trouble = trouble
