@@ -202,14 +202,15 @@ const scenarios = {
     return {small, wide, contrast};
   },
 
-  // The dashboard: each view is drawn, measured and photographed; then what an operator does, by keyboard.
+  // The dashboard: each view is drawn, measured and photographed.
   async dashboard() {
     const phone = options.phone && {viewport: {width: 360, height: 740}, isMobile: true, hasTouch: true, deviceScaleFactor: 2};
     const page = await open({...phone, colorScheme: options.scheme});
     const views = {};
     for (const [name, hash] of Object.entries(options.views)) {
       await page.evaluate((to) => { location.hash = to; }, hash);
-      await page.waitForFunction((title) => document.querySelector("h1")?.textContent === title, options.titles[name]);
+      await page.waitForFunction((title) => document.getElementById("main").dataset.at === location.hash
+        && document.querySelector("h1")?.textContent === title, options.titles[name]);
       if (options.wait) await page.waitForTimeout(options.wait);
       views[name] = await page.evaluate(() => ({
         text: document.getElementById("main").innerText,
@@ -222,6 +223,67 @@ const scenarios = {
       await page.screenshot({path: `${options.pictures}/${name}-${options.scheme}${options.phone ? "-phone" : ""}.png`, fullPage: true});
     }
     return {views};
+  },
+
+  // What an operator does, with the keyboard alone.
+  async operate() {
+    const page = await open();
+    const title = (text) => page.waitForFunction((wanted) => document.querySelector("h1")?.textContent === wanted, text);
+    const to = async (name, view) => { // Tab until the named element has the focus
+      for (let n = 0; n < 80; n++) {
+        if (await page.evaluate(([text, inside]) => {
+          const now = document.activeElement;
+          return now.textContent.trim().startsWith(text) && now.closest(inside) !== null && now.matches("a, button");
+        }, [name, view ?? "body"])) return;
+        await page.keyboard.press("Tab");
+      }
+      throw new Error(`no way to ${name}`);
+    };
+    const press = async (name, view) => {
+      await to(name, view);
+      await page.keyboard.press("Enter");
+    };
+    const find = async (id) => {
+      await page.locator("#id").focus();
+      await page.keyboard.type(id);
+      await page.keyboard.press("Enter");
+      await title(id);
+    };
+    const seen = {};
+    await title("Queues");
+    await press("chat", "main");
+    await title("chat");
+    await press("Pause", "main");
+    await page.waitForFunction(() => document.querySelector(".pill.paused"));
+    seen.paused = await page.textContent(".pill.paused");
+    await press("Resume", "main");
+    await page.waitForFunction(() => !document.querySelector(".pill.paused"));
+    seen.resumed = true;
+    await find("no-such-job");
+    seen.unknown = await page.textContent(".empty");
+    await find(options.id);
+    await press("Cancel", "main");
+    await page.waitForSelector("dialog[open]");
+    await page.keyboard.press("Escape");
+    await page.waitForSelector("dialog", {state: "hidden"});
+    seen.kept = await page.textContent(".head .pill");
+    await press("Cancel", "main");
+    await page.waitForSelector("dialog[open]");
+    await press("Cancel the job", "dialog");
+    await page.waitForFunction(() => document.querySelector(".head .pill").textContent === "Cancelled");
+    seen.status = await page.textContent(".head .pill");
+    await find(options.live);
+    await page.waitForSelector("#output pre");
+    seen.output = await page.textContent("#output pre");
+    await press("chat", "main");
+    await title("chat");
+    await press("Dead", ".tabs");
+    await press("Retry all", "main");
+    await page.waitForSelector("dialog[open]");
+    await press("Retry all", "dialog");
+    await page.waitForSelector(".empty");
+    seen.dead = await page.textContent(".empty");
+    return seen;
   },
 
   // Every client across connections that are cut after every n-th event, in the browser and in Node.

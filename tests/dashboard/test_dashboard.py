@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
 import redis
 from starlette.applications import Starlette
@@ -305,3 +308,26 @@ def test_the_token_opens_once_in_the_address_and_then_as_a_cookie_that_no_script
     assert TOKEN not in cookie
     assert http.get("/api/queues").text == "in"
     assert TestClient(TokenGate(app, TOKEN + "2"), cookies=dict(http.cookies)).get("/").status_code == 401
+
+
+def test_the_command_prints_the_address_that_opens_it_and_ends_in_good_order(
+    fleet: Fleet, valkey_url: str, queue_name: str
+) -> None:
+    fleet.jobs.enqueue("x")
+    command = [sys.executable, "-m", "outlast_worker", "dashboard", queue_name, "--redis-url", valkey_url]
+    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            with httpx.Client(follow_redirects=True, timeout=20) as browser:
+                base = address.partition("?")[0]
+                assert browser.get(f"{base}api/queues").status_code == 401
+                page = browser.get(address)
+                assert (page.status_code, "token" in str(page.url)) == (200, False)
+                [row] = browser.get(f"{base}api/queues").json()["queues"]
+                assert (row["queue"], row["waiting"]) == (queue_name, 1)
+                foreign = browser.get(f"{base}api/queues", headers={"host": "evil.example"})
+                assert foreign.status_code == 400, "a name that was made to resolve to loopback"
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0

@@ -85,38 +85,41 @@ function lines(samples, {spark = false} = {}) {
 }
 
 function outcomes(samples) {
-  // What ended between two looks: what came, less what still waits or runs. Gathered into at most 40 bars.
+  // What ended between two looks: what came, less what still waits or runs. Gathered into at most 40 bars, each as wide as
+  // its time, so that a long time without a look makes a wide bar and no high one.
   const step = Math.ceil((samples.length - 1) / 40) || 1;
+  const [first, last] = [samples[0]?.[0], samples.at(-1)?.[0]];
   const bars = [];
-  for (let n = step; n < samples.length; n += step) {
-    const [old, now] = [samples[n - step], samples[n]];
+  for (let n = 0; n < samples.length - 1; n += step) {
+    const [old, now] = [samples[n], samples[Math.min(n + step, samples.length - 1)]];
     const ended = Math.max(0, now[5] - old[5] - (now[1] - old[1]) - (now[2] - old[2]));
     const died = Math.max(0, now[4] - old[4]);
-    bars.push([Math.max(0, ended - died), died]);
+    bars.push({at: old[0], to: now[0], fine: Math.max(0, ended - died), died});
   }
-  const top = Math.max(...bars.map(([fine, died]) => fine + died), 0);
-  const sum = bars.reduce(([a, b], [fine, died]) => [a + fine, b + died], [0, 0]);
+  const pace = ({at: from, to, fine, died}) => (fine + died) / (to - from);
+  const top = Math.max(0, ...bars.map(pace));
+  const sum = bars.reduce(([fine, died], bar) => [fine + bar.fine, died + bar.died], [0, 0]);
   const plot = top === 0 ? h("div", {class: "nothing"}, "Nothing has ended since this page looks.")
     : h("svg:svg", {class: "plot", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img", "aria-label": `${sum[0]} attempts ended, ${sum[1]} jobs died`},
-      bars.map(([fine, died], n) => {
-        const wide = W / Math.max(bars.length, 20);
-        const [low, high] = [fine / top * (H - 4), died / top * (H - 4)];
-        return [h("svg:rect", {class: "b green", x: n * wide + .6, width: wide - 1.2, y: H - low, height: low}),
-          h("svg:rect", {class: "b red", x: n * wide + .6, width: wide - 1.2, y: H - low - high, height: high})];
+      bars.map((bar) => {
+        const [x, width] = [(bar.at - first) / (last - first) * W, Math.max(0.5, (bar.to - bar.at) / (last - first) * W - 0.8)];
+        const high = pace(bar) / top * (H - 4);
+        const red = high * bar.died / (bar.fine + bar.died || 1);
+        return [h("svg:rect", {class: "b green", x, width, y: H - high + red, height: high - red}),
+          h("svg:rect", {class: "b red", x, width, y: H - high, height: red})];
       }));
   return [plot, sum];
 }
 
-function days(found, name) {
-  const entries = Object.entries(found);
-  const top = Math.max(...entries.map(([, used]) => used[name] ?? 0)) || 1;
-  const wide = W / 14;
+function days(found, name, axis) {
+  const top = Math.max(...axis.map((day) => found[day]?.[name] ?? 0)) || 1;
+  const wide = W / axis.length;
   return h("svg:svg", {class: "plot", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img",
-    "aria-label": `${name}: ${entries.map(([day, used]) => `${day} ${plain(used[name] ?? 0)}`).join(", ")}`},
-  entries.map(([day, used], n) => {
-    const high = (used[name] ?? 0) / top * (H - 4);
-    return h("svg:rect", {class: "b", x: W - (entries.length - n) * wide + 1.5, width: wide - 3, y: H - high, height: high},
-      h("svg:title", null, `${day}: ${plain(used[name] ?? 0)}`));
+    "aria-label": `${name}: ${axis.filter((day) => found[day]?.[name]).map((day) => `${day} ${plain(found[day][name])}`).join(", ")}`},
+  axis.map((day, n) => {
+    const used = found[day]?.[name] ?? 0;
+    const high = used / top * (H - 4);
+    return h("svg:rect", {class: "b", x: n * wide + 1.5, width: wide - 3, y: H - high, height: high}, h("svg:title", null, `${day}: ${plain(used)}`));
   }));
 }
 
@@ -230,13 +233,14 @@ function listing({queue: name, jobs, next, reverse, now, dead}, state, page) {
     h("div", {class: "bar"}, h("p"), h("div", {class: "row"}, page > 1 && act("first", {}, "First page"), next && act("next", {cursor: next}, "Next page"))));
 }
 
-function usage({days: found}) {
+function usage({days: found, now}) {
+  const axis = Array.from({length: 14}, (_, n) => new Date(now - 86400000 * (13 - n)).toISOString().slice(0, 10));
   const names = [...new Set(Object.values(found).flatMap(Object.keys))];
   if (!names.length) return h("p", {class: "empty"}, "No job of this queue has reported usage in the last 14 days.");
   const total = (name) => Object.values(found).reduce((sum, used) => sum + (used[name] ?? 0), 0);
   return h("div", {class: "grid"}, names.map((name) => h("figure", {class: "card"},
-    h("figcaption", null, h("b", null, name), h("span", null, `${plain(total(name))} in 14 days`)), days(found, name),
-    h("figcaption", null, h("span", null, Object.keys(found)[0]), h("span", null, Object.keys(found).at(-1))))));
+    h("figcaption", null, h("b", null, name), h("span", null, `${plain(total(name))} in 14 days`)), days(found, name, axis),
+    h("figcaption", null, h("span", null, axis[0]), h("span", null, axis.at(-1))))));
 }
 
 // -- one job ------------------------------------------------------------------------------------------------------
@@ -424,7 +428,7 @@ async function refresh() {
     const [data, draw, title] = loaded;
     if (data.billed !== undefined && !often.chosen) $("often").value = data.billed ? "15" : "5";
     document.title = title === "outlast" ? title : `${title} · outlast`;
-    lay($("main"), h("main", {id: "main", tabindex: "-1"}, draw()));
+    lay($("main"), h("main", {id: "main", tabindex: "-1", "data-at": shown.hash}, draw()));
     $("alert").hidden = true;
     const key = shown.kind === "job" ? `${shown.queue}/${shown.id}/${ENDED.has(data.status) ? "" : "goes on"}` : "";
     if (shown.kind === "job" && watched.split("/goes")[0] !== key.split("/goes")[0] || (key.endsWith("goes on") && !watched.endsWith("goes on"))) follow(data);
@@ -446,7 +450,7 @@ function again() {
 
 function go() {
   const before = view;
-  view = where();
+  view = {...where(), hash: location.hash};
   if (view.kind !== "job" || before?.id !== view.id || before?.queue !== view.queue) {
     watch?.close();
     watch = null;
