@@ -30,7 +30,7 @@ WORKERS = 3
 OUTSTANDING = 40
 """Jobs that are on their way at a time, for each worker."""
 PER_MINUTE = (2000, 200)
-"""Jobs and faults that a minute must have seen; a slow machine gets three times as long, at most 5 minutes more."""
+"""Jobs and faults that a minute must have seen; a slow machine gets three times as long (40 s to 5 minutes more)."""
 KINDS = {
     **{"cut": (5, "link"), "drop reply": (11, "link"), "black hole": (6, "link"), "down": (6, "link")},
     **{"delay": (6, "link"), "trickle": (6, "link")},
@@ -172,7 +172,7 @@ class Soak:
         def going() -> bool:
             lasted = time.monotonic() - begin
             met = len(self.told) >= wanted[0] and self.report.faults.total() >= wanted[1]
-            return lasted < self.seconds or (not met and lasted < min(3 * self.seconds, self.seconds + 300))
+            return lasted < self.seconds or (not met and lasted < max(40, min(3 * self.seconds, self.seconds + 300)))
 
         next_fault = begin
         while going():
