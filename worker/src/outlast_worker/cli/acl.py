@@ -147,7 +147,9 @@ def acl(
     file: Annotated[bool, Option("--file", help="Print lines of an aclfile instead of commands.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Print ACL rules that let a producer, watcher, worker or operator do its part and nothing else.
+    """Print ACL rules: for a producer, watcher, worker or operator.
+
+    Each may do its part and nothing else.
 
     In place of each password stands PASSWORD_SHA256, which a server refuses: put the digest of a real one there
     (`printf %s "$PASSWORD" | sha256sum`). The rules need Redis 6.2 or newer, or Valkey.

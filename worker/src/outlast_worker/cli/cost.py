@@ -22,7 +22,9 @@ def cost(
     emit_interval: Annotated[float, Option(min=0.001, help="Worker(emit_interval=…).")] = 0.05,
     as_json: AsJson = False,
 ) -> int:
-    """Billed commands and dollars a month of a workload, from the counts that the tests check.
+    """What a workload costs a month, in billed commands and dollars.
+
+    From the counts that the tests check.
 
     The price is Upstash's, pay as you go, one region ($0.20 for 100,000 commands); each read region about doubles the
     writes' share. A server of your own bills nothing.

@@ -266,7 +266,9 @@ def doctor(
     ] = "outlast-doctor",
     as_json: AsJson = False,
 ) -> int:
-    """Examine the database: reachable, safe, fast, and able to do what outlast asks of it.
+    """Examine the database: is it reachable, safe and fast enough?
+
+    And able to do what outlast asks of it.
 
     Writes one key of its own, which lives 10 seconds. Exit code 1 if something is BAD, 3 if the database cannot be
     reached.
