@@ -300,3 +300,47 @@ async def test_a_handler_that_has_ended_is_not_said_to_run_on(
             await until(lambda: "its result is dropped" in caplog.text, "the first worker learns of it")
             await asyncio.sleep(0.5)
     assert "its handler still runs" not in caplog.text
+
+
+@pytest.mark.parametrize("words", [80, 8])
+async def test_text_of_a_worker_that_stops_is_whole_after_an_outage_longer_than_the_lease(
+    valkey_url: str, queue_name: str, monkeypatch: pytest.MonkeyPatch, words: int
+) -> None:
+    """Whether the handler still runs then (80 words), or has ended with text unwritten (8): no gap, no tail cut off.
+
+    One that still runs goes on. Of one that has ended, text and result are given up together, for another to make.
+    """
+    monkeypatch.setitem(AsyncTcpTransport.__init__.__kwdefaults__, "timeout", 0.3)  # type: ignore[index]
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.8)
+    whole = "".join(f"{n}," for n in range(words))
+    with Proxy(valkey_url) as proxy, Client(redis_url=valkey_url) as client:
+        first, second = Worker(proxy.url), Worker(valkey_url, block=0.2)
+        started = asyncio.Event()
+
+        async def run(job: JobContext[Any]) -> str:
+            for n in range(words):
+                await job.emit(f"{n},")
+                await asyncio.sleep(0.03)
+                if n == 5:
+                    started.set()
+            return whole
+
+        first.handles(queue)(run)
+        second.handles(queue)(run)
+        jobs = client.queue(queue)
+        async with first:
+            job = await asyncio.to_thread(jobs.enqueue, None)
+            await started.wait()
+            first.stop()
+            proxy.hold()
+            await asyncio.sleep(1.6)
+            proxy.heal()
+        async with second:
+            events = await asyncio.to_thread(lambda: list(jobs.watch(job.id)))
+    text = ""
+    for event in events:
+        assert event.type != "gap"
+        text = "" if event.type == "restarted" else text + (event.data if event.type == "chunk" else "")
+    assert (events[-1].type, text) == ("completed", whole)
+    if words == 80:
+        assert events[-1].attempt == 1

@@ -92,6 +92,7 @@ class Attempt:
         self._queue = intake.registration.queue
         self._loop = asyncio.get_running_loop()
         self.signal = JobSignal()
+        self._ended = asyncio.Event()
         self._terms = intake.terms
         lease_ms = intake.lease_ms
         beat = self._registration.beat(lease_ms, engine.settings.pace)
@@ -103,7 +104,8 @@ class Attempt:
             interval=engine.emit_interval,
             report=self._held,
             trouble=engine.trouble,
-            hopeless=self._hopeless,
+            # While the handler runs, what it says may still be written in time; see `Lease.deadline`.
+            hopeless=lambda: self._ended.is_set() and self._hopeless(),
         )
         self._steps = Steps(
             engine.transport,
@@ -115,7 +117,6 @@ class Attempt:
         )
         self._usage = Usage(job, self._queue.budget, self._output)
         self._task: asyncio.Task[None] | None = None
-        self._ended = asyncio.Event()
         self._result: Any = None
         self._error: BaseException | None = None
         self._holds_slot = True

@@ -295,8 +295,10 @@ class Output:
                 if held != "ok":
                     self._report(held)
                 return
-            if self.closed or self._hopeless():
-                self.closed = True
+            if self.closed:
+                return
+            if self._hopeless():
+                self._report("lost")  # never a result whose text is not whole
                 return
             self._renew = renew
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
