@@ -11,7 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,25 +52,25 @@ def start_valkey(**options: Any) -> Iterator[ValkeyServer]:
 
 
 @contextmanager
-def start_cluster() -> Iterator[list[str]]:
-    """Two nodes that share the slots half and half; their addresses."""
+def start_cluster(nodes: int = 2) -> Iterator[list[str]]:
+    """Nodes that share the slots evenly; their addresses."""
     options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000"}
-    with (
-        ValkeyServer(port=_cluster_port(), config=options) as one,
-        ValkeyServer(port=_cluster_port(), config=options) as two,
-    ):
-        first = redis.Redis(port=one.port, decode_responses=True)
-        second = redis.Redis(port=two.port, decode_responses=True)
-        first.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-        second.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
-        first.execute_command("CLUSTER", "MEET", "127.0.0.1", two.port)
+    with ExitStack() as stack:
+        ports = [stack.enter_context(ValkeyServer(port=_cluster_port(), config=options)).port for _ in range(nodes)]
+        raws = [stack.enter_context(redis.Redis(port=port, decode_responses=True)) for port in ports]
+        for n, raw in enumerate(raws):
+            raw.execute_command("CLUSTER", "ADDSLOTSRANGE", 16384 * n // nodes, 16384 * (n + 1) // nodes - 1)
+            raws[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[n])
         end = time.monotonic() + 20
-        while any("cluster_state:ok" not in node.execute_command("CLUSTER", "INFO") for node in (first, second)):
+        while any(not _formed(raw, nodes) for raw in raws):
             assert time.monotonic() < end, "the cluster forms"
             time.sleep(0.05)
-        first.close()
-        second.close()
-        yield [f"127.0.0.1:{one.port}", f"127.0.0.1:{two.port}"]
+        yield [f"127.0.0.1:{port}" for port in ports]
+
+
+def _formed(raw: redis.Redis, nodes: int) -> bool:
+    info = raw.execute_command("CLUSTER", "INFO")
+    return "cluster_state:ok" in info and f"cluster_known_nodes:{nodes}" in info
 
 
 def _cluster_port() -> int:
