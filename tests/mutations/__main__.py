@@ -110,7 +110,7 @@ def red_tests(copy: Path, tests: Sequence[str], *, stop_early: bool = True, spre
         )
     except subprocess.TimeoutExpired:
         return [f"{tests[0]} (or one after it: given up after {LIMIT:g} s)"]
-    red = re.findall(r"^FAILED tests/(\S+)", run.stdout, re.MULTILINE)
+    red = re.findall(r"^FAILED tests/(.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
     if run.returncode == 0 or (run.returncode == 1 and red):
         return red
     raise RuntimeError(f"pytest cannot run {tests}: exit {run.returncode}\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
