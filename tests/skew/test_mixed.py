@@ -24,6 +24,13 @@ from .conftest import Actor, Build
 Act = Callable[..., Actor]
 
 
+async def ends_well(worker: Actor) -> None:
+    """With 0; or with 1, a hand-back, where the reply to its last settle was still on the way: it has no grace."""
+    code = await worker.exit_code()
+    errors = worker.errors()
+    assert code == 0 or (code == 1 and "hands 0 running jobs back" in errors), errors
+
+
 def test_the_two_builds_differ_in_every_script_that_a_job_meets(old_build: Path) -> None:
     before: dict[str, Any] = {}
     exec((old_build / "client/src/outlast/protocol/digests.py").read_text(), before)
@@ -73,7 +80,7 @@ async def test_h70_nothing_is_lost_or_doubled_while_two_releases_share_a_queue(
     assert len(again) <= 3, f"only what the killed worker had in hand may have run to its end twice: {again}"
     for worker in running[2:]:
         worker.signal(signal.SIGTERM)
-        assert await worker.exit_code() == 0, worker.errors()
+        await ends_well(worker)
 
 
 @pytest.mark.parametrize("first", ["old", "new"])
@@ -100,7 +107,7 @@ async def test_h70_a_release_takes_over_what_the_other_left_in_mid_run(
     assert {raw.hget(keys.job(id), "ofALaterRelease") for id in made} == {b"kept"}
     assert audit_keys(raw, queue_name, [*made], at_rest=True) == []
     other.signal(signal.SIGTERM)
-    assert await other.exit_code() == 0, other.errors()
+    await ends_well(other)
 
 
 @pytest.mark.parametrize("build", ["old", "new"])
@@ -132,4 +139,4 @@ async def test_records_of_the_typescript_side_run_whatever_fields_they_have(
     assert {id: end[:2] for id, end in seen.items()} == {id: ["completed", f"{id}:abc"] for id in [*records, "whole"]}
     assert raw.hmget(keys.job("unknown"), "shape", "é") == [b"9", b"\x00"], "what it does not know it leaves alone"
     worker.signal(signal.SIGTERM)
-    assert await worker.exit_code() == 0, worker.errors()
+    await ends_well(worker)
