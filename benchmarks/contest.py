@@ -43,6 +43,7 @@ class Contestant:
         raise NotImplementedError
 
     async def cancel(self, handle: Any) -> None:
+        """Of those that have one: `ROWS` in __main__ names them."""
         raise NotImplementedError
 
     async def handle(self, kind: str, number: float) -> None:
