@@ -16,7 +16,7 @@ from tests.faults.processes import until
 from tests.faults.servers import full, promote, stalled
 from tests.servers import free_port, start_valkey
 
-from outlast import AsyncClient, Client, Queue
+from outlast import AsyncClient, Client, Queue, RateLimitedError
 from outlast_worker import JobContext, SyncJobContext, Worker
 from outlast_worker.tcp import AsyncTcpTransport
 
@@ -344,3 +344,37 @@ async def test_text_of_a_worker_that_stops_is_whole_after_an_outage_longer_than_
     assert (events[-1].type, text) == ("completed", whole)
     if words == 80:
         assert events[-1].attempt == 1
+
+
+@pytest.mark.parametrize("end", ["retried", "handed back"])
+async def test_a_cancel_during_an_outage_ends_the_text_without_a_gap(
+    valkey_url: str, queue_name: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Its last text never arrives, and the attempt ends: who watches keeps what there is, up to the cancel."""
+    monkeypatch.setitem(AsyncTcpTransport.__init__.__kwdefaults__, "timeout", 0.3)  # type: ignore[index]
+    queue: Queue[Any, Any] = Queue(queue_name, lease=30)
+    with Proxy(valkey_url) as proxy, Client(redis_url=valkey_url) as client:
+        worker = Worker(proxy.url, emit_interval=0.01)
+        cut_off = asyncio.Event()
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> str:
+            await job.emit("whole")
+            await job.flush()
+            proxy.down()
+            await job.emit("lost")
+            await asyncio.sleep(0.05)
+            cut_off.set()
+            if end == "retried":
+                raise ConnectionError("the provider hung up")
+            raise RateLimitedError("later", retry_after=5)
+
+        jobs = client.queue(queue)
+        async with worker:
+            job = await asyncio.to_thread(jobs.enqueue, None)
+            await cut_off.wait()
+            assert await asyncio.to_thread(jobs.cancel, job.id)
+            await asyncio.sleep(1.5)
+            proxy.heal()
+            events = await asyncio.to_thread(lambda: list(jobs.watch(job.id)))
+    assert [event.type for event in events] == ["chunk", "cancelled"]

@@ -297,9 +297,13 @@ class Soak:
                                     f"text: job {told.id!r} reads {text!r}, its result is {body!r}"
                                 )
                             return
+                        case "gap":
+                            self.report.wrong.append(
+                                f"gap: job {told.id!r} after {event.id} and {text!r}, before {event.first_available}"
+                            )
+                            text = ""
                         case _:
                             self.report.wrong.append(f"text: job {told.id!r} has a {event.type} in its output")
-                            text = ""
             except OutlastError:
                 self.report.jobs["watches resumed"] += 1
                 await asyncio.sleep(0.1)

@@ -469,7 +469,10 @@ class Attempt:
     def _call_of(self, outcome: _Outcome) -> Call[Any]:
         job, queue, keys = self.job, self._queue, self._intake.keys
         result_ttl = job.result_ttl_ms or self._terms.result_ttl_ms or queue.result_ttl_ms
-        count, used = self._output.count, self._usage.used(self._engine.clock.now_ms())
+        used = self._usage.used(self._engine.clock.now_ms())
+        # What is missing from a text that ends with a result, readers are told. A cancelled one ends anywhere.
+        ends = outcome.kind == "settle" and outcome.status != "cancelled"
+        count = self._output.count if ends else self._output.written
         match outcome.kind:
             case "retry":
                 return calls.retry(

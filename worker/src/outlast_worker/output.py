@@ -106,7 +106,8 @@ class Output:
         self._error: OutlastError | None = None
         self._patience = inf
         self.closed = False
-        self.count = lease.job.n
+        self.count = self.written = lease.job.n
+        """How many events have a number, and how many of them the database is known to have."""
         self.refused = False
         """Whether the database was full for so long that text was given up."""
         self.emitted = False
@@ -294,6 +295,8 @@ class Output:
                     self._lease.renewed = max(self._lease.renewed, now)
                 if held != "ok":
                     self._report(held)
+                if held != "lost":
+                    self.written = first + len(events) - 1
                 return
             if self.closed:
                 return

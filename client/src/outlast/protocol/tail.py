@@ -262,7 +262,7 @@ class Tail(Generic[R]):
             return []
         ended, gen = map(number, self._record[5:7]) if self._record else (0, 0)
         # The end has a time of its own, unless the job was over within the millisecond that it was made in.
-        if split(last) == at or at[0] == ended != gen:
+        if split(last) == at or at[0] == ended != gen or (self._record and at == self._made_up(split(last))):
             self.done = True  # the caller has had the end, or the one that was made up
             return []
         if self._record and not entries:
@@ -276,10 +276,14 @@ class Tail(Generic[R]):
         _, status, result, error, attempt, finished, *_ = self._record
         fields = {"t": status_of(status), "a": str(number(attempt))}
         fields["d"] = (maybe_text(result) or "null") if fields["t"] == "completed" else (maybe_text(error) or "")
-        at, ended = split(self.cursor), (number(finished), 0)
-        if ended <= at and not self._wait_only:
-            ended = at[0], at[1] + 1
+        ended = (number(finished), 0) if self._wait_only else self._made_up(split(self.cursor))
         return self._event(f"{ended[0]}-{ended[1]}", fields)
+
+    def _made_up(self, last: tuple[int, int]) -> tuple[int, int]:
+        """The id of an end that is not in the stream, for who has read as far as `last`."""
+        assert self._record is not None
+        ended = number(self._record[5]), 0
+        return ended if ended > last else (last[0], last[1] + 1)
 
     # -- entries ---------------------------------------------------------------------------------------------------
 
