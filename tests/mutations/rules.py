@@ -57,8 +57,9 @@ def _worker(name: str, breaks: str, old: str, new: str, *tests: str) -> Mutation
 
 
 def _client(name: str, breaks: str, old: str, new: str, *tests: str) -> Mutation:
-    file = {"tail": "protocol/tail", "calls": "protocol/calls"}.get(part := name.partition(":")[0], part)
-    return Mutation(name, breaks, f"client/src/outlast/{file}.py", old, new, tests)
+    part = name.partition(":")[0]
+    folder = "protocol/" if part in ("tail", "calls", "keys") else ""
+    return Mutation(name, breaks, f"client/src/outlast/{folder}{part}.py", old, new, tests)
 
 
 def _edge(name: str, breaks: str, old: str, new: str, *tests: str) -> Mutation:
@@ -877,6 +878,20 @@ MUTATIONS = [
         "worker/test_transport.py::test_a_lost_reply_is_an_error_when_a_repeat_would_change_something",
     ),
     # -- client: the reader's side -----------------------------------------------------------------------------------
+    _client(
+        "keys:absent",
+        "jobs are dropped while their slot moves key by key",
+        'self.absent = base + "absent"',
+        'self.absent = base + "seq"',
+        "faults/test_topologies.py::test_a_job_whose_record_moves_before_the_lists_is_kept",
+    ),
+    _worker(
+        "attempt:cancelled-count",
+        "who watches a job that is cancelled in an outage drops the text that there is",
+        "count = self._output.count if ends else self._output.written",
+        "count = self._output.count",
+        "faults/test_stalls.py::test_a_cancel_during_an_outage_ends_the_text_without_a_gap",
+    ),
     _client(
         "tail:gap",
         "a reader that missed text is not told",

@@ -211,7 +211,8 @@ def test_a_reserve_that_comes_late_takes_nothing(lab: Lab) -> None:
     lab.enqueue()
     late = lab.reserve_call(stale_at_ms=lab.now + 1000)
     lab.now += 1001
-    call = Call((*late.args[:10], str(lab.now), *late.args[11:]), late.decode, late.script)
+    at = 1 + int(late.args[0])
+    call = Call((*late.args[:at], str(lab.now), *late.args[at + 1 :]), late.decode, late.script)
     answer = unchanged(lab, call)
     assert answer.stale
     assert answer.jobs == []

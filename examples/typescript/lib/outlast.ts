@@ -105,7 +105,7 @@ export class Queue {
   async cancel(id: string): Promise<boolean> {
     const answer = await this.run(
       CANCEL,
-      { job: `job:${id}`, events: `events:${id}`, ready: "ready", scheduled: "scheduled", config: "config" },
+      { job: `job:${id}`, events: `events:${id}`, ready: "ready", scheduled: "scheduled", config: "config", absent: "absent" },
       { now: "", id, result_ttl_ms: String(this.resultTtlMs), base: this.base, relief: "0", ctl_ttl_ms: "600000", before: "" },
     );
     return answer === "cancelled" || answer === "requested";

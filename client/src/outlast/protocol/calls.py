@@ -273,7 +273,9 @@ def enqueue(
 
 CancelAnswer = Literal["cancelled", "requested", "finished", "unknown", "kept"]
 
-_CANCEL = Script("cancel", "job events ready scheduled config", "now id result_ttl_ms base relief ctl_ttl_ms before")
+_CANCEL = Script(
+    "cancel", "job events ready scheduled config absent", "now id result_ttl_ms base relief ctl_ttl_ms before"
+)
 
 
 def cancel(
@@ -291,12 +293,13 @@ def cancel(
     """
     return Call(
         (
-            "5",
+            "6",
             keys.job(id),
             keys.events(id),
             keys.ready,
             keys.scheduled,
             keys.config,
+            keys.absent,
             _now(now),
             id,
             str(result_ttl_ms),
@@ -310,12 +313,12 @@ def cancel(
     )
 
 
-_PURGE_DEAD = Script("purge_dead", "dead", "base before")
+_PURGE_DEAD = Script("purge_dead", "dead absent", "base before")
 
 
 def purge_dead(keys: Keys, before_ms: int) -> Call[int]:
     """Forget dead jobs that died no later than that; the answer is how many. 100: call again."""
-    return Call(("1", keys.dead, keys.base, str(before_ms)), number, _PURGE_DEAD)
+    return Call(("2", keys.dead, keys.absent, keys.base, str(before_ms)), number, _PURGE_DEAD)
 
 
 _RETRY_DEAD = Script(
@@ -588,7 +591,7 @@ def glance(keys: Keys) -> list[Call[Any]]:
 
 _RESERVE = Script(
     "reserve",
-    "ready scheduled leases signal seq take config dead room",
+    "ready scheduled leases signal seq take config dead room absent",
     "now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes was_limited",
 )
 
@@ -633,6 +636,7 @@ def reserve(
         keys.config,
         keys.dead,
         keys.room,
+        keys.absent,
     )
 
     def optional(value: Any) -> int | None:
@@ -681,7 +685,7 @@ def reserve(
 
     return Call(
         (
-            "9",
+            "10",
             *names,
             _now(now),
             token,
@@ -862,7 +866,7 @@ def _used(used: Used) -> tuple[str, ...]:
 
 _SETTLE = Script(
     "settle",
-    "job events leases dead? steps? usage? idem?",
+    "job events leases absent dead? steps? usage? idem?",
     "now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps used total...",
 )
 
@@ -884,7 +888,7 @@ def settle(
 
     `steps`: this attempt read or kept steps, which then expire with the record.
     """
-    names = [keys.job(job.id), keys.events(job.id), keys.leases]
+    names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.absent]
     if status == "failed":
         names.append(keys.dead)
     if steps:
@@ -916,7 +920,7 @@ def settle(
 
 _RETRY = Script(
     "retry",
-    "job events leases scheduled signal? usage? idem?",
+    "job events leases scheduled absent signal? usage? idem?",
     "now token id reason delay_ms cancel_ttl_ms attempt count has_key rings used total...",
 )
 
@@ -934,7 +938,7 @@ def retry(
     now: int | None = None,
 ) -> Call[Literal["scheduled", "cancelled", "lost"]]:
     """Give the job back for another attempt. `ring`: this worker stops and will not be there when it is due."""
-    names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.scheduled]
+    names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.scheduled, keys.absent]
     names += [keys.signal] if ring else []
     names += _totals(keys, used)
     names += [keys.idem(job.key)] if job.key else []
@@ -964,7 +968,7 @@ def retry(
 
 _RELEASE = Script(
     "release",
-    "job events leases ready signal config? usage? idem?",
+    "job events leases ready signal absent config? usage? idem?",
     "now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key used total...",
 )
 
@@ -985,7 +989,7 @@ def release(
 
     `emitted`: this attempt wrote events, or a flush of it is unresolved: the marker that drops them is due now.
     """
-    names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.ready, keys.signal]
+    names = [keys.job(job.id), keys.events(job.id), keys.leases, keys.ready, keys.signal, keys.absent]
     names += [keys.config] if pause_ms is not None else []
     names += _totals(keys, used)
     names += [keys.idem(job.key)] if job.key else []
@@ -1012,12 +1016,12 @@ def release(
     )
 
 
-_PRUNE_DEAD = Script("prune_dead", "dead", "base")
+_PRUNE_DEAD = Script("prune_dead", "dead absent", "base")
 
 
 def prune_dead(keys: Keys) -> Call[int]:
     """Drop dead-letter entries that have no dead record any more; the answer is how many. 100: call again."""
-    return Call(("1", keys.dead, keys.base), number, _PRUNE_DEAD)
+    return Call(("2", keys.dead, keys.absent, keys.base), number, _PRUNE_DEAD)
 
 
 def seen(keys: Keys, worker: str, info: str | None) -> Call[None]:

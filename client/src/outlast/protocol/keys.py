@@ -47,6 +47,7 @@ KEY_TABLE = (
     ("workers", "hash", "worker id to when and where it was last seen", "pruned by readers"),
     ("take:<worker>", "string", "what the worker's latest reserve took, for a repeat of it", "2 x lease"),
     ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
+    ("absent", "none", "nothing: scripts that find keys by themselves name it, see `Keys.absent`", "never is"),
     ("hooks:<key>", "any", "the delivery queue of webhooks: each of these keys once more", "as that key"),
 )
 
@@ -59,6 +60,7 @@ class Keys:
     """
 
     __slots__ = (
+        "absent",
         "base",
         "config",
         "dead",
@@ -90,6 +92,9 @@ class Keys:
         self.config = base + "config"
         self.room = base + "room"
         self.workers = base + "workers"
+        self.absent = base + "absent"
+        """A key that never exists. A script that finds keys by itself names it, and so runs only where the whole queue
+        is: in a slot that moves key by key a cluster refuses every script that names a key which is not there."""
 
     def job(self, id: str) -> str:
         return f"{self.base}job:{id}"

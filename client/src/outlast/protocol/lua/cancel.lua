@@ -1,12 +1,12 @@
 --[[ cancel: end a job that has not started, or flag a running one and tell its worker.
-KEYS  job events ready scheduled config
+KEYS  job events ready scheduled config absent
 ARGV  now id result_ttl_ms base relief ctl_ttl_ms before
 REPLY cancelled | requested | finished | unknown | kept
       finished: it completed or failed before; relief: 1 after an OOM answer;
       before: only a job that has not started and was made no later, else kept; may be empty;
       result_ttl_ms: where neither the job nor the queue's rules have one
 ]]
-local job, events, ready, scheduled, config = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local job, events, ready, scheduled, config, absent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now_arg, id, result_ttl, base, relief, ctl_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 local before = ARGV[7]
 

@@ -1,10 +1,10 @@
 --[[ prune_dead: drop dead-letter entries whose record has expired, or is that of a newer job under the same id.
-KEYS  dead
+KEYS  dead absent
 ARGV  base
 REPLY removed
       removed: how many of the 100 oldest entries; all of them means there may be more
 ]]
-local dead, base = KEYS[1], ARGV[1]
+local dead, absent, base = KEYS[1], KEYS[2], ARGV[1]
 
 local ids = redis.call('ZRANGE', dead, 0, BATCH - 1)
 local gone = {}

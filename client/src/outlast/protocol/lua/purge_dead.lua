@@ -1,10 +1,10 @@
 --[[ purge_dead: forget jobs that failed for good: their records, their output and their steps.
-KEYS  dead
+KEYS  dead absent
 ARGV  base before
 REPLY removed
       removed: how many of the 100 oldest entries that died no later than `before`; 100 means there may be more
 ]]
-local dead, base, before = KEYS[1], ARGV[1], ARGV[2]
+local dead, absent, base, before = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 
 local ids = redis.call('ZRANGEBYSCORE', dead, '-inf', before, 'LIMIT', 0, BATCH)
 local gone = {}

@@ -1,17 +1,17 @@
 --[[ release: hand the job back at its old rank, the attempt not counted. Only the holder may; a cancel wins.
 With `pause_ms` the whole queue takes nothing for that long; an earlier time never shortens a pause.
-KEYS  job events leases ready signal config? usage? idem?
+KEYS  job events leases ready signal absent config? usage? idem?
 ARGV  now token id reason rank pause_ms cancel_ttl_ms attempt starts count emitted has_key used total...
 REPLY waiting | cancelled | lost
       config is given exactly when pause_ms is not empty; emitted: 1 when this attempt wrote events, or may have;
       used, total: as of settle
 ]]
-local job, events, leases, ready, signal = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local job, events, leases, ready, signal, absent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local now_arg, token, id, reason, rank, pause = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local cancel_ttl, attempt, starts, count = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local emitted, has_key = ARGV[11] == '1', ARGV[12] == '1'
 local used = ARGV[13]
-next_key = 5
+next_key = 6
 local config, usage, idem = optional(pause ~= ''), optional(#ARGV > 13), optional(has_key)
 
 local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'webhook')

@@ -1,6 +1,6 @@
 --[[ reserve: promote due jobs, reclaim lapsed leases, then take up to k jobs.
 A repeat (`again`) of a request whose reply was lost gives back what that request took, and nothing more.
-KEYS  ready scheduled leases signal seq take config dead room
+KEYS  ready scheduled leases signal seq take config dead room absent
 ARGV  now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes was_limited
 REPLY ok now hint_ms limited rules job... | stale now
       hint_ms: until something becomes due, 0 call again, -1 nothing known
@@ -11,7 +11,7 @@ REPLY ok now hint_ms limited rules job... | stale now
            deadlineAt expiresAt resultTtlMs owner trace usage counted budget
 ]]
 local ready, scheduled, leases, signal, seq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local take, config, dead, room = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local take, config, dead, room, absent = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local now_arg, token, k, lease, again = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local stale_at, grace, result_ttl, dead_ttl = ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9]
 local bell, base, max_bytes, was_limited = ARGV[10] == '1', ARGV[11], tonumber(ARGV[12]), ARGV[13]

@@ -1,15 +1,15 @@
 --[[ retry: give the job back for another attempt after a delay. Only the holder may; a cancel that came first wins.
-KEYS  job events leases scheduled signal? usage? idem?
+KEYS  job events leases scheduled absent signal? usage? idem?
 ARGV  now token id reason delay_ms cancel_ttl_ms attempt count has_key rings used total...
 REPLY scheduled | cancelled | lost
       signal is given exactly when rings is 1: a worker that stops will not be there to wake up for it;
       used, total: as of settle
 ]]
-local job, events, leases, scheduled = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local job, events, leases, scheduled, absent = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now_arg, token, id, reason, delay = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local cancel_ttl, attempt, count, has_key, rings = ARGV[6], ARGV[7], ARGV[8], ARGV[9] == '1', ARGV[10] == '1'
 local used = ARGV[11]
-next_key = 4
+next_key = 5
 local signal, usage, idem = optional(rings), optional(#ARGV > 11), optional(has_key)
 
 local r = redis.call('HMGET', job, 'token', 'cancelRequested', 'settled', 'status', 'webhook')

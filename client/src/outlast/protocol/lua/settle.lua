@@ -1,16 +1,16 @@
 --[[ settle: end the job. Only the holder of the lease may; a cancel that came first wins.
-KEYS  job events leases dead? steps? usage? idem?
+KEYS  job events leases absent dead? steps? usage? idem?
 ARGV  now token id status body ttl_ms cancel_ttl_ms attempt count has_key has_steps used total...
 REPLY completed | failed | cancelled | lost
       dead is given exactly when status is failed; count: events written so far under the job's current b;
       has_steps: 1 when this attempt read or kept steps, which then expire with the record;
       used: what the job has used, for its record; total: name amount, for the totals of the day in usage
 ]]
-local job, events, leases = KEYS[1], KEYS[2], KEYS[3]
+local job, events, leases, absent = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now_arg, token, id, status, body, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local cancel_ttl, attempt, count, has_key, has_steps = ARGV[7], ARGV[8], ARGV[9], ARGV[10] == '1', ARGV[11] == '1'
 local used = ARGV[12]
-next_key = 3
+next_key = 4
 local dead, steps, usage = optional(status == 'failed'), optional(has_steps), optional(#ARGV > 12)
 local idem = optional(has_key)
 
