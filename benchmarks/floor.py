@@ -92,7 +92,7 @@ class Floor(Contestant):
             self.scripts[2], 3, f"f:job:{id}", "f:leases", f"f:events:{id}", id, "null", time.time()
         )
         self.free += 1
-        if self.free == CONCURRENCY // 2 or self.free == 1:
+        if self.free == 1 or self.free >= CONCURRENCY // 2:
             self.wake.set()
 
 

@@ -31,6 +31,9 @@ FRESH_MS = 1000
 """How long a reserve may be under way. One that reaches the server later takes nothing: its repeat may have run."""
 MOST = 100
 """Jobs taken by one call."""
+HALF = 8
+"""From twice as many slots on, one call fills half of them: while one half runs, the database prepares the other. Taken
+all at once, jobs that end together make worker and database wait for each other in turns."""
 FULL_PAUSE = 5.0
 """Seconds, at most, until a database that had no memory for a write is asked whether it has."""
 QUIET = 10
@@ -93,6 +96,7 @@ class Intake:
         self.stopped = False
         self.step_ends = inf
         """When the step that it is at should be done, on the monotonic clock: now, or never while it waits."""
+        self._most = min(MOST, max(HALF, -(-registration.slots // 2)))
         self._booked = 0
         self._request = 0
         self._fresh_ms = FRESH_MS
@@ -176,7 +180,7 @@ class Intake:
 
     async def _look(self) -> None:
         engine = self._engine
-        k = min(self.free, MOST)
+        k = min(self.free, self._most)
         bell, due, glance = self.bell, self.due, self.glance
         self.bell = self.due = self.glance = False
         if glance and not bell and not self.limited and await self._nothing_due(k):
