@@ -22,11 +22,27 @@ from outlast_worker.gateway import Database, GatewayConfig, GatewayServer
 from outlast_worker.tcp import AsyncTcpTransport
 
 from .conftest import TOKEN
-from .test_order import fill
+
+MULTIPLY = """
+local base, ready, first, last = KEYS[1], KEYS[2], tonumber(ARGV[1]), tonumber(ARGV[2])
+for n = first, last do
+  local job = base .. n
+  redis.call('COPY', base .. '1', job)
+  redis.call('HSET', job, 'id', n, 'nonce', n)
+  redis.call('ZADD', ready, 9e13 + n, n)
+end
+"""
 
 
-async def test_h67_no_operation_slows_down_with_the_number_of_jobs(queue_name: str) -> None:
-    """A thousand against thirty thousand jobs; `python -m benchmarks` does it with a million."""
+def multiply(raw: redis.Redis, keys: Keys, first: int, last: int) -> None:
+    """Waiting jobs with these ids: copies of the job "1" that the server makes itself, a million in seconds."""
+    for at in range(first, last + 1, 5_000):
+        raw.eval(MULTIPLY, 2, keys.job(""), keys.ready, at, min(at + 4_999, last))
+    raw.incrby(keys.seq, last - first + 1)
+
+
+async def test_h67_no_operation_slows_down_with_a_million_jobs(queue_name: str) -> None:
+    """A thousand against a million; `python -m benchmarks.growth` has the curve between, and the slowest of each."""
     queue: Queue[Any, Any] = Queue(queue_name)
     keys = Keys(queue_name)
     requests = iter(range(1, 10_000))
@@ -46,8 +62,9 @@ async def test_h67_no_operation_slows_down_with_the_number_of_jobs(queue_name: s
                     made: list[str] = []
                     operations: dict[str, Callable[[], Awaitable[Any]]] = {
                         "enqueue": lambda: jobs.enqueue("x", priority=3),
-                        "get": lambda: jobs.get("job-500"),
+                        "get": lambda: jobs.get("500"),
                         "stats": jobs.stats,
+                        "page": lambda: jobs.by_state("waiting", limit=20),
                         "dead": lambda: jobs.dead(count=20),
                         "take": take,
                         "cancel": lambda: jobs.cancel(made.pop()),
@@ -62,30 +79,82 @@ async def test_h67_no_operation_slows_down_with_the_number_of_jobs(queue_name: s
                             for _ in range(20):
                                 await operation()
                             stats: Any = raw.info("commandstats")
-                            own = (
-                                "evalsha",
-                                "eval",
-                                "hmget",
-                                "zcard",
-                                "zrange",
-                                "exists",
-                                "zcount",
-                                "zremrangebyscore",
-                            )
-                            each.append(sum(s["usec"] for n, s in stats.items() if n[8:] in own) / 20)
+                            scripts = [stats[key] for key in ("cmdstat_evalsha", "cmdstat_eval") if key in stats]
+                            own = ("config|resetstat", "info")
+                            sent = scripts or [of for key, of in stats.items() if key[8:] not in own]
+                            each.append(sum(of["usec"] for of in sent) / 20)
                         took[name] = median(each)
                     return took
 
-                await fill(url, queue_name, 1_000)
+                await jobs.enqueue("x" * 98, id="1")
+                multiply(raw, keys, 2, 1_000)
                 few = await measure()
                 before = raw.info("memory")["used_memory_dataset"]
-                await fill(url, queue_name, 30_000)
-                per_job = (raw.info("memory")["used_memory_dataset"] - before) / 29_000
+                multiply(raw, keys, 1_001, 1_000_000)
+                per_job = (raw.info("memory")["used_memory_dataset"] - before) / 999_000
+                raw.slowlog_reset()
                 many = await measure()
-            assert {name: (few[name], many[name]) for name in few if many[name] > 2 * few[name] + 15} == {}
-            assert per_job < 950
+                assert {name: (few[name], many[name]) for name in few if many[name] > 2 * few[name] + 15} == {}
+                assert per_job < 1050
+
+                waiting = raw.zcard(keys.ready)
+                purge = asyncio.create_task(jobs.purge("waiting"))
+                asked = 0
+                while raw.zcard(keys.ready) > waiting - 5_000:
+                    assert await jobs.get("999999") is not None
+                    asked += 1
+                purge.cancel()
+                await asyncio.wait([purge])
+                assert asked > 10, "others go on while a purge does"
             assert raw.slowlog_len() <= 5, "no command is over 50 ms, but for a few that met a busy machine"
         await transport.aclose()
+
+
+async def test_h34_a_hundred_thousand_chunks_are_seen_live_and_ten_thousand_of_them_afterwards(
+    valkey_url: str, queue_name: str, raw: redis.Redis
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name)
+    keys = Keys(queue_name)
+    count, kept, ahead = 100_000, queue.events_max_len, 4_000
+    assert kept == 10_000
+    worker = Worker(valkey_url)
+    room, longest = asyncio.Semaphore(ahead), 0
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> int:
+        nonlocal longest
+        for n in range(count):
+            await room.acquire()  # the live reader is not to fall behind what is kept
+            await job.emit({"n": n})
+            if n % 10_000 == 0:
+                await job.flush()
+                longest = max(longest, raw.xlen(keys.events(job.id)))
+        return count
+
+    async with AsyncClient(valkey_url) as client, worker:
+        jobs = client.queue(queue)
+        job = await jobs.enqueue(None)
+        live: list[int] = []
+        cursor = ""
+        async for event in jobs.watch(job.id):
+            if event.type == "data":
+                live.append(event.value["n"])
+                room.release()
+                cursor = event.id if event.value["n"] == 499 else cursor
+            else:
+                assert event.type == "completed"
+        assert live == list(range(count))
+        longest = max(longest, raw.xlen(keys.events(job.id)))
+        assert kept < longest <= kept * 1.05, "what is kept is bounded; whole nodes of the stream are dropped"
+        for after in (cursor, None):
+            gap, *data, end = [event async for event in jobs.watch(job.id, after=after)]
+            assert (gap.type, end.type) == ("gap", "completed")
+            numbers = [event.value["n"] for event in data if event.type == "data"]
+            assert numbers == list(range(count - len(numbers), count))
+            assert len(numbers) == len(data) >= kept - 1
+        record = await jobs.get(job.id)
+        assert record is not None
+        assert record.result == count
 
 
 async def test_h68_the_server_keeps_each_script_once_whatever_its_clients_are_called_and_set_to() -> None:
