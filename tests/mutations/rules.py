@@ -68,7 +68,7 @@ def _edge(name: str, breaks: str, old: str, new: str, *tests: str) -> Mutation:
 
 REPEATS = "protocol/test_replay.py::test_a_repeat_answers_the_same_and_changes_nothing"
 REPLAY, TRANSITIONS, MEMORY = "protocol/test_replay.py::", "protocol/test_transitions.py::", "protocol/test_memory.py::"
-LIMITS, TAIL = "limits/test_scripts.py::", "protocol/test_tail.py::"
+LIMITS, TAIL, SCALE = "limits/test_scripts.py::", "protocol/test_tail.py::", "scenarios/test_scale.py::"
 
 MUTATIONS = [
     # -- enqueue -----------------------------------------------------------------------------------------------------
@@ -141,6 +141,13 @@ MUTATIONS = [
         "if limit and #payload > tonumber(limit) then",
         "if false then",
         f"{LIMITS}test_a_payload_over_the_limit_is_refused_and_nothing_is_written",
+    ),
+    _script(
+        "enqueue:walk",
+        "an enqueue reads ten thousand of those that wait",
+        "-- The first write is one that a full database refuses",
+        "redis.call('ZRANGE', lane, 0, 9999) --",
+        f"{SCALE}test_h67_no_operation_slows_down_with_a_million_jobs",
     ),
     # -- reserve -----------------------------------------------------------------------------------------------------
     _script(
@@ -376,6 +383,13 @@ MUTATIONS = [
         "  if false then",
         f"{MEMORY}test_a_renewal_passes_with_relief",
     ),
+    _script(
+        "flush:retention",
+        "the output of a job grows for as long as it talks",
+        "'XADD', events, 'MAXLEN', '~', max_len, b",
+        "'XADD', events, b",
+        f"{SCALE}test_h34_a_hundred_thousand_chunks_are_seen_live_and_ten_thousand_of_them_afterwards",
+    ),
     # -- settle, retry, release --------------------------------------------------------------------------------------
     _script(
         "settle:fence",
@@ -503,6 +517,13 @@ MUTATIONS = [
         "if r[2] == '1' then",
         "if false then",
         f"{TRANSITIONS}test_a_cancel_that_came_first_wins_over_every_outcome",
+    ),
+    _script(
+        "settle:cancel-races",
+        "a job completes although its cancel was told that it would not",
+        "if r[2] == '1' then",
+        "if false then",
+        "worker/test_cancel.py::test_h18_cancel_races_with_the_take",
     ),
     # -- cancel, retry_dead, prune_dead, step, admit -------------------------------------------------------------------
     _script(
@@ -654,6 +675,20 @@ MUTATIONS = [
         "local sum = (tonumber(before[i]) or 0) + tonumber(amounts[2 * i])",
         "local sum = tonumber(amounts[2 * i])",
         "limits/test_money.py::test_usage_adds_up_over_attempts_and_over_the_jobs_of_a_day",
+    ),
+    _client(
+        "calls:script-each",
+        "each queue has scripts of its own in the server",
+        "script.source, *self.args)",
+        "script.source + '--' + self.args[1], *self.args)",
+        f"{SCALE}test_h68_the_server_keeps_each_script_once_whatever_its_clients_are_called_and_set_to",
+    ),
+    _client(
+        "calls:stats-walk",
+        "`stats` reads all that wait",
+        '"LIMIT", "0", "1")',
+        '"LIMIT", "0", "10000")',
+        f"{SCALE}test_h67_no_operation_slows_down_with_a_million_jobs",
     ),
     # -- worker: leases ----------------------------------------------------------------------------------------------
     _worker(
@@ -876,6 +911,13 @@ MUTATIONS = [
         "((error.maybe_applied or ask.block) and not call.replayable)",
         "False",
         "worker/test_transport.py::test_a_lost_reply_is_an_error_when_a_repeat_would_change_something",
+    ),
+    _worker(
+        "intake:block",
+        "an idle worker asks every tenth of a second",
+        'f"{block:.3f}")',
+        '"0.1")',
+        f"{SCALE}test_h69_an_idle_worker_sends_one_look_a_block_or_a_poll",
     ),
     # -- client: the reader's side -----------------------------------------------------------------------------------
     _client(
