@@ -33,7 +33,7 @@ from .errors import (
     TransportError,
 )
 from .queue import Queue
-from .records import Enqueued, Job, JobInfo, JobStatus, Stats
+from .records import Enqueued, JobStatus
 
 if TYPE_CHECKING:
     from .aio import AsyncClient, AsyncJobs
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Progress,
         Restarted,
     )
+    from .job import Job, JobInfo, Stats
     from .listing import JobPage, JobState, ListedJob
     from .rules import Rules
 
@@ -112,6 +113,7 @@ _LAZY = {
     **dict.fromkeys(("AsyncClient", "AsyncJobs"), "aio"),
     **dict.fromkeys(("Cancelled", "Chunk", "Completed", "Data", "Event", "EventPage", "Failed"), "events"),
     **dict.fromkeys(("Gap", "Progress", "Restarted"), "events"),
+    **dict.fromkeys(("Job", "JobInfo", "Stats"), "job"),
     **dict.fromkeys(("JobPage", "JobState", "ListedJob"), "listing"),
     "NewJob": "bulk",
     "Rules": "rules",

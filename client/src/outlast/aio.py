@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from ._checks import Duration
     from .bulk import NewJob
     from .events import Event, EventPage
+    from .job import Job, Stats
     from .listing import JobPage, JobState
     from .queue import Queue
-    from .records import Enqueued, Job, Stats
+    from .records import Enqueued
     from .rules import RuleChanges, Rules
 
 __all__ = ["AsyncClient", "AsyncJobs"]

@@ -15,10 +15,10 @@ from math import isfinite
 from typing import Any, Literal, cast, get_args
 
 from .errors import InvalidArgumentError
+from .job import JobInfo
 from .protocol import Call, Keys, calls
 from .protocol.calls import INFO, Plan, items, maybe_text, number, status_of, text, told, when
 from .protocol.keys import BATCH
-from .records import JobInfo
 
 __all__ = ["MAX_PAGE", "JobPage", "JobState", "ListedJob", "check_state", "page", "purge"]
 

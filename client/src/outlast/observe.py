@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar, TypeVarTuple, Unpack
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, TypeVarTuple, Unpack
 
 if TYPE_CHECKING:
     from .records import Enqueued
@@ -43,8 +42,7 @@ class Enqueuing:
         """The job is there. Not called when the enqueue raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """What is known of an attempt as it starts. `waited`: seconds since the enqueue, on a job's first start only."""
 
     queue: str

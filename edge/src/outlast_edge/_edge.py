@@ -39,7 +39,6 @@ import warnings
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from importlib.resources import files
 from inspect import isawaitable, iscoroutinefunction
 from time import time
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
@@ -57,7 +56,6 @@ from outlast import (
     ConfigurationError,
     IdempotencyConflictError,
     InvalidArgumentError,
-    Job,
     JobError,
     JobInUseError,
     JobNotFoundError,
@@ -79,7 +77,9 @@ from ._stream import EventStream, Limits, Reader, reconnect
 from ._tokens import check_token, make_token
 
 if TYPE_CHECKING:
-    from outlast import AsyncClient, AsyncJobs
+    from outlast import AsyncClient, AsyncJobs, Job
+
+    AnyJob = Job[Any, Any]
 
 __all__ = ["ANY", "Action", "Authorize", "Edge"]
 
@@ -99,8 +99,7 @@ ANY: Final = _Any()
 """What `authorize` returns for a caller who may see and cancel every job: an operator, your own backend."""
 
 Owner = str | _Any | None
-Authorize = Callable[[Request, Action, Job[Any, Any] | None], Owner | Awaitable[Owner]]
-AnyJob = Job[Any, Any]
+Authorize = Callable[[Request, Action, "AnyJob | None"], Owner | Awaitable[Owner]]
 AnyQueue = Queue[Any, Any]
 
 OPTIONS = frozenset(
@@ -646,6 +645,8 @@ async def _http_problem(request: Request, error: Exception) -> Response:
 
 async def _watch_js(request: Request) -> Response:
     """The helper for browsers: ``import {watchJob} from "/v1/watch.js"``."""
+    from importlib.resources import files
+
     source = files("outlast_edge").joinpath("watch.js").read_bytes()
     headers = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
     return Response(source, media_type="text/javascript", headers=headers)

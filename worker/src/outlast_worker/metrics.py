@@ -18,9 +18,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outlast.errors import OutlastError
+from outlast.job import Stats
 from outlast.observe import Attempt, Enqueuing, Observer, Outcome, Taken, observe
 from outlast.protocol import calls
-from outlast.records import Enqueued, Stats
+from outlast.records import Enqueued
 from outlast.transport import drive
 
 from .tcp import TcpTransport

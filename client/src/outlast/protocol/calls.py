@@ -12,16 +12,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from .._checks import is_dict
 from ..errors import IdempotencyConflictError, InvalidArgumentError, JobInUseError, ReplyShapeError
-from ..records import Enqueued, Job, JobStatus, Stats
+from ..records import Enqueued
 from .keys import LARGE, RANK, Keys
 from .scripts import Script
 
 if TYPE_CHECKING:
+    from ..job import Job, Stats
     from ..queue import Queue
+    from ..records import JobStatus
 
 __all__ = [
     "Call",
@@ -428,6 +430,7 @@ def told(id: str, r: dict[str, Any]) -> dict[str, Any]:
 
 def get(keys: Keys, id: str, queue: Queue[P, R]) -> Call[Job[P, R] | None]:
     """The record, or None. A hash without an id is no record."""
+    from ..job import Job
 
     def decode(reply: Any) -> Job[P, R] | None:
         row = items(reply)
@@ -448,6 +451,8 @@ def get(keys: Keys, id: str, queue: Queue[P, R]) -> Call[Job[P, R] | None]:
 
 def stats(keys: Keys) -> Plan[Stats]:
     """Counts, and the age of the oldest waiting job: the head of each priority's band is its oldest."""
+    from ..job import Stats
+
     bands = [
         Call(
             ("ZRANGEBYSCORE", keys.ready, str(band * RANK), f"({(band + 1) * RANK}", "LIMIT", "0", "1"),
@@ -539,8 +544,7 @@ class Reserved:
         return f"Reserved(id={self.id!r}, attempt={self.attempt})"
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """What the queue's rules say to workers. None: there is no such rule."""
 
     lease_ms: int | None = None
@@ -554,8 +558,7 @@ class Terms:
 Limited = Literal["", "paused", "rate", "room"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """The answer of reserve. `hint_ms`: until something becomes due; 0 call again; -1 nothing is known.
 
     `limited`: why nothing more may be taken, so that the doorbell means nothing: until the hint has passed (paused,
@@ -842,8 +845,7 @@ def steps(keys: Keys, job: Reserved) -> Call[tuple[dict[str, str], bool]]:
     return Call(("HGETALL", keys.steps(job.id)), decode)
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
+class Used(NamedTuple):
     """What a job has used, as its holder gives it away: `text` for the record; `amounts` for the totals of `day`."""
 
     text: str = ""

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from outlast import Rules, Stats, rules
+from outlast.job import JobInfo
 from outlast.listing import JobState, index, page
 from outlast.protocol import Call, Keys, calls
 from outlast.protocol.calls import Plan, items, maybe_text, number, text
-from outlast.records import JobInfo
 
 __all__ = ["OVERVIEW", "History", "find", "job", "job_json", "jobs", "overview", "queue"]
 
