@@ -657,7 +657,8 @@ def test_scripts_do_only_bounded_and_plain_things(name: str) -> None:
     for loop in re.findall(r"\b(?:while|for|repeat)\b.*", body):
         assert re.match(
             r"for _, \w+ in ipairs\(|for \w+, \w+ in i?pairs\(|for \w+ = \d+, (#\w+|math\.min\(times, BATCH\))|"
-            r"while at <= #taken do|for name, amount in string\.gmatch\(",  # of a job: at most MAX_COUNTERS
+            r"for last = #row, 1, -1 do|while at <= #taken do|"
+            r"for name, amount in string\.gmatch\(",  # of a job: at most MAX_COUNTERS
             loop,
         ), f"is this loop bounded? {loop}"
     if name == "reserve":

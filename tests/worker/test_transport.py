@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+import uvloop
 from redis.crc import key_slot
 from tests.faults.links import LOOPBACK, Canned, Proxy
 from tests.faults.processes import until
@@ -33,6 +34,7 @@ from outlast import (
 )
 from outlast.protocol import Call, Keys, calls
 from outlast.protocol.scripts import SCRIPTS
+from outlast_worker import resp
 from outlast_worker.tcp import AsyncTcpTransport, TcpTransport, TlsError
 
 TTLS = {"result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
@@ -52,7 +54,8 @@ class Both:
 
     def __init__(self, kind: str, url: str, **options: Any) -> None:
         self.transport = (TcpTransport if kind == "sync" else AsyncTcpTransport)(url, **options)
-        self._runner = asyncio.Runner() if kind == "async" else None
+        loop = uvloop.new_event_loop if kind == "uvloop" else None
+        self._runner = None if kind == "sync" else asyncio.Runner(loop_factory=loop)
 
     def _answer(self, answer: Any) -> Any:
         return answer if self._runner is None else self._runner.run(answer)
@@ -81,12 +84,15 @@ class Both:
             self._runner.close()
 
 
-@pytest.fixture(params=["sync", "async"])
-def both(request: pytest.FixtureRequest) -> Iterator[Callable[..., Both]]:
+@pytest.fixture(params=["sync", "async", "sync hiredis", "async hiredis", "uvloop hiredis"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Both]]:
     made: list[Both] = []
+    kind, _, reader = request.param.partition(" ")
+    if not reader:
+        monkeypatch.setattr("outlast_worker.resp._hiredis", None)
 
     def make(url: str, **options: Any) -> Both:
-        made.append(Both(request.param, url, **options))
+        made.append(Both(kind, url, **options))
         return made[-1]
 
     yield make
@@ -181,6 +187,42 @@ def test_threads_share_a_transport(valkey_url: str) -> None:
         thread.join()
     transport.close()
     assert not wrong
+
+
+REPLIES = (
+    (b"+OK\r\n", b"OK"),
+    (b":-7\r\n", -7),
+    (b"$-1\r\n", None),
+    (b"*-1\r\n", None),
+    (b"$0\r\n\r\n", b""),
+    (b"$9\r\n*1\r\n:\xff\r\n \r\n", b"*1\r\n:\xff\r\n "),
+    (b"*0\r\n", []),
+    (b"*4\r\n$1\r\na\r\n*2\r\n:1\r\n*1\r\n$-1\r\n+x\r\n$70000\r\n" + b"y" * 70_000 + b"\r\n", None),
+)
+
+
+@pytest.mark.parametrize("hiredis", [False, True])
+@pytest.mark.parametrize("piece", [1, 2, 7, 4096, 10**6])
+def test_replies_are_read_however_they_are_cut(hiredis: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hiredis:
+        monkeypatch.setattr("outlast_worker.resp._hiredis", None)
+    reader, found = resp.replies(), list[Any]()
+    wire = b"".join(reply for reply, _ in REPLIES) + b"-WRONGTYPE a \xff\r\n*2\r\n-NO b\r\n:1\r\n"
+    for at in range(0, len(wire), piece):
+        reader.feed(wire[at : at + piece], found)
+    long = [b"a", [1, [None]], b"x", b"y" * 70_000]
+    assert found[: len(REPLIES)] == [*(value for _, value in REPLIES[:-1]), long]
+    refused, [nested, one] = found[len(REPLIES) :]
+    assert (refused.code, nested.code, nested.text, one) == ("WRONGTYPE", "NO", "NO b", 1)
+    assert refused.text.startswith("WRONGTYPE a ")
+
+
+@pytest.mark.parametrize("hiredis", [False, True])
+def test_what_is_not_resp_is_told(hiredis: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hiredis:
+        monkeypatch.setattr("outlast_worker.resp._hiredis", None)
+    with pytest.raises(ValueError, match='72|"H"'):
+        resp.replies().feed(b"HTTP/1.1 400 Bad Request\r\n\r\n", [])
 
 
 async def test_all_calls_of_a_loop_turn_leave_in_one_write(valkey_url: str) -> None:

@@ -84,6 +84,9 @@ def _nobody(_: object) -> None:
 class Attempt:
     """The state of one attempt. Everything but the handler of a plain function runs on the event loop."""
 
+    _lock = threading.Lock()
+    """Of all attempts: it is held for moments."""
+
     def __init__(self, engine: Engine, intake: Intake, job: Reserved) -> None:
         self.job = job
         self._engine = engine
@@ -92,7 +95,7 @@ class Attempt:
         self._queue = intake.registration.queue
         self._loop = asyncio.get_running_loop()
         self.signal = JobSignal()
-        self._ended = asyncio.Event()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._terms = intake.terms
         lease_ms = intake.lease_ms
         beat = self._registration.beat(lease_ms, engine.settings.pace)
@@ -105,17 +108,13 @@ class Attempt:
             report=self._held,
             trouble=engine.trouble,
             # While the handler runs, what it says may still be written in time; see `Lease.deadline`.
-            hopeless=lambda: self._ended.is_set() and self._hopeless(),
+            hopeless=lambda: self._ended.done() and self._hopeless(),
         )
-        self._steps = Steps(
-            engine.transport,
-            self._lease,
-            report=self._held,
-            trouble=engine.trouble,
-            hopeless=self._may_be_lost,
-            count=self._count,
-        )
-        self._usage = Usage(job, self._queue.budget, self._output)
+        # Most jobs have no steps and count nothing; what nobody asks for is not made.
+        self._steps: Steps | None = None
+        self._usage: Usage | None = None
+        if job.usage or job.budget or self._queue.budget:
+            self.usage()
         self._task: asyncio.Task[None] | None = None
         self._result: Any = None
         self._error: BaseException | None = None
@@ -125,6 +124,27 @@ class Attempt:
         """The handler, and threads of its steps, as far as they have not returned."""
         self._nag: asyncio.TimerHandle | None = None
 
+    def steps(self) -> Steps:
+        """For any thread."""
+        with Attempt._lock:
+            if self._steps is None:
+                self._steps = Steps(
+                    self._engine.transport,
+                    self._lease,
+                    report=self._held,
+                    trouble=self._engine.trouble,
+                    hopeless=self._may_be_lost,
+                    count=self._count,
+                )
+            return self._steps
+
+    def usage(self) -> Usage:
+        """For any thread."""
+        with Attempt._lock:
+            if self._usage is None:
+                self._usage = Usage(self.job, self._queue.budget, self._output, self._loop, self._engine.thread)
+            return self._usage
+
     def stop(self, reason: StopReason) -> None:
         """Stop the handler. The first reason counts, except that a lost lease leaves nothing to settle."""
         if self._over:
@@ -132,7 +152,7 @@ class Attempt:
         if reason == "lease_lost":
             self._lease.until = 0
             self._output.closed = True
-        if self._ended.is_set() and reason != "lease_lost":
+        if self._ended.done() and reason != "lease_lost":
             return
         if not self.signal._set(reason):
             if reason != "lease_lost":
@@ -141,8 +161,8 @@ class Attempt:
         if reason in ("shutdown", "timeout"):
             # What goes on all the same can do no harm: its writes are refused.
             self._lease.until = time.monotonic() + 2 * WIND_DOWN
-            self._loop.call_later(WIND_DOWN, self._ended.set)
-        if reason != "shutdown" and not self._ended.is_set():
+            self._loop.call_later(WIND_DOWN, self._end)
+        if reason != "shutdown" and not self._ended.done():
             self._nag = self._loop.call_later(NAG_AFTER, self._complain, reason)
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -158,7 +178,7 @@ class Attempt:
 
     def _held(self, answer: Answer) -> None:
         if answer == "unreachable":
-            if self._ended.is_set():
+            if self._ended.done():
                 return  # nothing is spent any more; what came of it is kept until the job is somebody else's
             logger.warning(
                 "job %r of queue %r is stopped: the database could not be asked for longer than the lease",
@@ -171,7 +191,11 @@ class Attempt:
     @property
     def ended(self) -> bool:
         """Whether the handler has ended; what came of it may still be on its way to the database."""
-        return self._ended.is_set()
+        return self._ended.done()
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -193,7 +217,7 @@ class Attempt:
         finally:
             leases.remove(self._lease)
             if watched is not None:
-                watched.ended(ended, self._error, self._usage.spent)
+                watched.ended(ended, self._error, {} if self._usage is None else self._usage.spent)
             await self._output.close(WIND_DOWN)
             if self._running:
                 self._engine.stuck.add(self)
@@ -207,7 +231,8 @@ class Attempt:
                 # had it to find them, would take a fifth of a busy worker's time.
                 self._over = True
                 self._lease.report = _nobody
-                del self._output, self._steps, self._usage
+                self._steps = self._usage = None
+                del self._output
 
     def _taken(self) -> Taken:
         job = self.job
@@ -234,7 +259,7 @@ class Attempt:
         for limit, what in ((job.expires_at_ms, "expired"), (job.deadline_at_ms, "reached its deadline")):
             if limit is not None and limit <= now:
                 return _Outcome("settle", "failed", f"JobExpiredError: the job {what} before it could start")
-        if (over := self._usage.exceeded()) is not None:
+        if self._usage is not None and (over := self._usage.exceeded()) is not None:
             return _Outcome("settle", "failed", policy.error_text(over))
         try:
             payload = self._payload()
@@ -252,7 +277,7 @@ class Attempt:
         context = self._context(payload)
         try:
             self._start(context)
-            await self._ended.wait()
+            await self._ended
         finally:
             timer.cancel()
         return await self._outcome(context, late)
@@ -278,8 +303,8 @@ class Attempt:
             "max_attempts": job.max_attempts,
             "signal": self.signal,
             "output": self._output,
-            "steps": self._steps,
-            "usage": self._usage,
+            "steps": self.steps,
+            "usage": self.usage,
         }
         return JobContext(**fields) if self._registration.is_async else SyncJobContext(loop=self._loop, **fields)
 
@@ -323,12 +348,12 @@ class Attempt:
 
     def _plain_ended(self, result: Any, failure: BaseException | None) -> None:
         # Handed over as arguments: a closure would read them when the loop gets to it, after the line above.
-        if not self._ended.is_set():
+        if not self._ended.done():
             self._result, self._error = result, failure
         self._handler_ended()
 
     def _handler_ended(self) -> None:
-        self._ended.set()
+        self._end()
         self._count(-1)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
@@ -348,7 +373,7 @@ class Attempt:
                     return self._failed(timeout, policy.error_text(timeout), context)
                 case None:
                     pass
-            if (over := self._usage.exceeded()) is not None:
+            if self._usage is not None and (over := self._usage.exceeded()) is not None:
                 self._log(over, "is over its budget")
                 self._tell(over, context)
                 return _Outcome("settle", "failed", policy.error_text(over))
@@ -442,7 +467,8 @@ class Attempt:
             if (error := self._output.pop_error()) is not None:
                 logger.warning("job %r: its last text could not be written: %s", self.job.id, error)
         await self._output.close(WIND_DOWN)
-        await self._steps.close()
+        if self._steps is not None:
+            await self._steps.close()
         if outcome.pause_ms is None and self._terms.concurrency is None:
             self._free()  # the next reserve leaves in the same write as the settle; a pause has to be there before it
         answer = await self._send(outcome)
@@ -469,7 +495,7 @@ class Attempt:
     def _call_of(self, outcome: _Outcome) -> Call[Any]:
         job, queue, keys = self.job, self._queue, self._intake.keys
         result_ttl = job.result_ttl_ms or self._terms.result_ttl_ms or queue.result_ttl_ms
-        used = self._usage.used(self._engine.clock.now_ms())
+        used = calls.Used() if self._usage is None else self._usage.used(self._engine.clock.now_ms())
         # What is missing from a text that ends with a result, readers are told. A cancelled one ends anywhere.
         ends = outcome.kind == "settle" and outcome.status != "cancelled"
         count = self._output.count if ends else self._output.written
@@ -505,7 +531,7 @@ class Attempt:
                     ttl_ms=queue.dead_ttl_ms if outcome.status == "failed" else result_ttl,
                     cancel_ttl_ms=result_ttl,
                     count=count,
-                    steps=self._steps.any,
+                    steps=self._steps is not None and self._steps.any,
                     used=used,
                 )
 

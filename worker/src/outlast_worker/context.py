@@ -60,8 +60,8 @@ class _Context(Generic[P]):
         max_attempts: int,
         signal: JobSignal,
         output: Output,
-        steps: Steps,
-        usage: Usage,
+        steps: Callable[[], Steps],
+        usage: Callable[[], Usage],
     ) -> None:
         self.id = id
         self.queue = queue.name
@@ -87,12 +87,14 @@ class _Context(Generic[P]):
         Raises BudgetExceededError once the job has used more than its budget allows, which ends it for good, and
         InvalidArgumentError for amounts below 0.
         """
-        return self._usage.add({"input_tokens": input_tokens, "output_tokens": output_tokens, "cost": cost, **counters})
+        return self._usage().add(
+            {"input_tokens": input_tokens, "output_tokens": output_tokens, "cost": cost, **counters}
+        )
 
     async def _keep(self, name: str, text: str) -> None:
         # What the step has used goes first: a crash in between counts it twice, as it is paid twice.
         await self._output.flush_usage()
-        await self._steps.keep(name, text)
+        await self._steps().keep(name, text)
 
     def _raise_error(self) -> None:
         error = self._output.pop_error()
@@ -158,19 +160,19 @@ class JobContext(_Context[P]):
         """
         self._check()
         step = Step(self._declared, name, function, type)
-        text = await self._wait(self._steps.begin(name))
+        text = await self._wait(self._steps().begin(name))
         if text is None:
             try:
                 if is_coroutine_function(function):
                     value = await function(*args, **kwargs)
                 else:
-                    value = await self._steps.in_thread(lambda: function(*args, **kwargs))
+                    value = await self._steps().in_thread(lambda: function(*args, **kwargs))
                     if inspect.isawaitable(value):
                         value = await value
                 text = step.encode(value)
                 await self._wait(self._keep(name, text))
             except BaseException:
-                self._steps.fail(name)
+                self._steps().fail(name)
                 raise
         return step.decode(text)
 
@@ -249,14 +251,14 @@ class SyncJobContext(_Context[P]):
         if is_coroutine_function(function):
             raise InvalidArgumentError(f"step {name!r}: {function!r} is async, and this handler is not; use async def")
         step = Step(self._declared, name, function, type)
-        text = self._wait(self._steps.begin(name))
+        text = self._wait(self._steps().begin(name))
         if text is None:
             try:
                 text = step.encode(function(*args, **kwargs))
                 self._check()
                 self._wait(self._keep(name, text))
             except BaseException:
-                self._steps.fail(name)
+                self._steps().fail(name)
                 raise
         return step.decode(text)
 

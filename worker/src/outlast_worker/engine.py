@@ -120,7 +120,7 @@ class Engine:
         self._hurry = asyncio.Event()
         self.news = asyncio.Event()
         """Something that the list of workers should have at once."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._core: set[asyncio.Task[None]] = set()
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._asides: set[asyncio.Task[None]] = set()
@@ -393,7 +393,7 @@ class Engine:
 
     def _blocked(self, seconds: float) -> list[Call[Any]]:
         """The event loop answers nothing: say where it is, and that this worker is not well. In the leases' thread."""
-        stack = traceback.extract_stack(sys._current_frames().get(self._thread))
+        stack = traceback.extract_stack(sys._current_frames().get(self.thread))
         at = next((frame for frame in reversed(stack) if not frame.filename.startswith(PYTHON)), None)
         logger.error(
             "the event loop has been blocked for %.0f s%s: no cancel, timeout or other job gets through; blocking code "

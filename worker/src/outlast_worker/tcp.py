@@ -125,8 +125,15 @@ class _Base:
             if self._seeds[0] == address:
                 self._seeds = [*self._seeds[1:], address]
 
-    def _talk(self, call: Call[T], block: float | None, key: str | None = None) -> Generator[_Ask | float, Any, T]:
-        """Send, follow, repeat. Yields what to ask, or seconds to sleep."""
+    def _talk(
+        self,
+        call: Call[T],
+        block: float | None,
+        key: str | None = None,
+        *,
+        first: Refusal | TransportError | None = None,
+    ) -> Generator[_Ask | float, Any, T]:
+        """Send, follow, repeat. Yields what to ask, or seconds to sleep. `first`: what the first try came to."""
         end = time.monotonic() + self._timeout + (block or 0)
         key = _key_of(call) or key
         address: Address | None = None
@@ -138,7 +145,12 @@ class _Base:
             address, asking = None, False
             failure: TransportError | ServerError
             try:
-                reply = yield ask
+                if first is None:
+                    reply = yield ask
+                else:
+                    reply, first = first, None
+                    if isinstance(reply, TransportError):
+                        raise reply
             except TransportError as error:
                 sent = error.maybe_applied = error.maybe_applied or sent
                 if isinstance(error, TlsError) or ((error.maybe_applied or ask.block) and not call.replayable):
@@ -404,7 +416,18 @@ class AsyncTcpTransport(_Base):
 
     async def send(self, call: Call[T], *, block: float | None = None) -> T:
         """See `outlast.transport.Transport.send`. Cancelling it is safe at any time; the call may still take effect."""
-        return await self._drive(self._talk(call, block))
+        if block is not None:
+            return await self._drive(self._talk(call, block))
+        first: Refusal | TransportError
+        try:
+            # Nearly every call is answered at once; what else can happen is the longer way's.
+            reply = await self._submit(self._home(_key_of(call)), call, self._limit)
+            if type(reply) is not Refusal:
+                return call.decode(reply)
+            first = reply
+        except TransportError as error:
+            first = error
+        return await self._drive(self._talk(call, None, first=first))
 
     async def _drive(self, talk: Generator[_Ask | float, Any, T]) -> T:
         try:
@@ -426,12 +449,15 @@ class AsyncTcpTransport(_Base):
     def _lane(self, address: Address, *, idle: float | None = None) -> Lane:
         return Lane(self._open, self._place, address, limit=self._limit, locking=lambda: self._locking, idle=idle)
 
-    def _shared(self, ask: _Ask) -> Future[Any]:
+    def _submit(self, address: Address, call: Call[Any], limit: float, *, asking: bool = False) -> Future[Any]:
         lanes = self._here().lanes
-        lane = lanes.get(ask.address)
+        lane = lanes.get(address)
         if lane is None or not lane.open:
-            lane = lanes[ask.address] = self._lane(ask.address)
-        return lane.submit(ask.call, ask.limit, asking=ask.asking)
+            lane = lanes[address] = self._lane(address)
+        return lane.submit(call, limit, asking=asking)
+
+    def _shared(self, ask: _Ask) -> Future[Any]:
+        return self._submit(ask.address, ask.call, ask.limit, asking=ask.asking)
 
     async def _alone(self, ask: _Ask) -> Any:
         """A read that may take long, on a connection that nobody else uses meanwhile."""

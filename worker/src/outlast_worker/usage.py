@@ -24,15 +24,23 @@ class Usage:
     _lock = Lock()
     """Of all jobs: it is held for moments."""
 
-    def __init__(self, job: Reserved, budget: Mapping[str, float], output: Output) -> None:
+    def __init__(
+        self,
+        job: Reserved,
+        budget: Mapping[str, float],
+        output: Output,
+        loop: asyncio.AbstractEventLoop,
+        thread: int,
+    ) -> None:
+        """`thread`: the one that the loop runs in."""
         self._job = job
         self._amounts = amounts_of(job.usage)
         self._budget = dict(budget)
         for counter, most in amounts_of(job.budget).items():  # a request may only lower
             self._budget[counter] = min(most, self._budget.get(counter, most))
         self._output = output
-        self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
+        self._loop = loop
+        self._thread = thread
 
     def add(self, amounts: Mapping[str, float]) -> dict[str, float]:
         """Count `amounts`, and write the sums with the next flush. Raises BudgetExceededError."""

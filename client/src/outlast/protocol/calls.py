@@ -646,6 +646,7 @@ def reserve(
         return number(value) if value not in (b"", "", None) else None
 
     def job(row: list[Any]) -> Reserved:
+        row = row + [""] * (21 - len(row))
         return Reserved(
             id=text(row[0]),
             payload=exact_text(row[1]),

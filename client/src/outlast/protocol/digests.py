@@ -9,7 +9,7 @@ DIGESTS: dict[str, str] = {
     "purge_dead": "d6b8e6abfd7764e312196a4936405e2061c968a5",
     "release": "da9a1e7707a47044bc74cdddd8c68679e86fbb63",
     "renew": "cef59c8792abecb64ac426e53305581878e2ed5d",
-    "reserve": "60687a4eb85b5c9595b4dab6969b57cc54d7a7b7",
+    "reserve": "4b18b5ea1d1b817773fcaabd6ad398872f650794",
     "retry": "a35b9a0ebeca7d58174a3c865e084a6fa8d4cf07",
     "retry_dead": "a432f7e660769ee0bc46449d98c5c88b5d62a0b5",
     "settle": "57d83947a417be3801b20c117d884984a849e81c",

@@ -8,7 +8,7 @@ REPLY ok now hint_ms limited rules job... | stale now
       was_limited: what the worker's last one said
       rules: of the queue, empty in a repeat: leaseMs timeoutMs resultTtlMs maxPayload concurrency ownerCap
       job: id payload attempt maxAttempts priority createdAt starts gen b n rank idempotencyKey timeoutMs
-           deadlineAt expiresAt resultTtlMs owner trace usage counted budget
+           deadlineAt expiresAt resultTtlMs owner trace usage counted budget; as far as the last that is not empty
 ]]
 local ready, scheduled, leases, signal, seq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local take, config, dead, room, absent = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
@@ -26,11 +26,18 @@ local FIELDS = {
 }
 
 local function describe(r, attempt, starts, b, n, rank)
-  return {
+  local row = {
     r[1], r[2] or '', attempt, r[4] or '1', r[5] or '0', r[6] or '', starts, r[8], int(b), int(n), rank,
     r[11] or '', r[12] or '', r[13] or '', r[14] or '', r[15] or '', r[16] or '', r[17] or '',
     r[19] or '', r[20] or '', r[21] or '',
   }
+  for last = #row, 1, -1 do
+    if row[last] ~= '' then
+      break
+    end
+    row[last] = nil
+  end
+  return row
 end
 
 -- A full database refuses a script whose first write needs memory; one that frees memory lets the rest pass. Taking
