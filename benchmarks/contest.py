@@ -67,10 +67,9 @@ def command(url: str, *words: str) -> str:
 
 
 def used_memory(url: str) -> int:
-    for line in command(url, "INFO", "memory").splitlines():
-        if line.startswith("used_memory:"):
-            return int(line.partition(":")[2])
-    raise RuntimeError("no used_memory in INFO")
+    """Of the data: without the buffers of whoever is connected."""
+    info = dict(line.partition(":")[::2] for line in command(url, "INFO", "memory").splitlines())
+    return int(info["used_memory"]) - int(info["mem_clients_normal"])
 
 
 async def fill(contestant: Contestant, count: int, text: str = "") -> float:

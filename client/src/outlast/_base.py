@@ -157,7 +157,8 @@ class JobsBase(Generic[P, R]):
         call = calls.enqueue(
             self._keys,
             id=job_id,
-            nonce=os.urandom(12).hex(),
+            # What tells a repeat of this call from another one that means the same job. One's own random id does.
+            nonce=os.urandom(12).hex() if id is not None or key else job_id[:8],
             payload=text,
             max_attempts=queue.max_attempts
             if max_attempts is None

@@ -112,7 +112,7 @@ class Slot:
 
 
 class Lane(asyncio.Protocol):
-    """One connection of an event loop. Calls that are handed over in one loop turn leave in one write.
+    """One connection of an event loop. Calls that are handed over in one loop turn leave in one write, or two.
 
     A caller that is cancelled takes nothing with it: its reply is read and dropped, and the next one goes to whom it
     belongs. The task opens the connection, and closes it when the loop ends its tasks; all else happens in callbacks.
@@ -159,21 +159,27 @@ class Lane(asyncio.Protocol):
             data = ASKING + data
         slot = Slot(call, data, self._loop.create_future(), limit, asking)
         self._waiting.append(slot)
-        self._schedule()
+        if self._transport is None:
+            self._wake.set()
+        elif not self._scheduled:
+            # Nothing is under way: whoever asks first is not kept waiting for others of this turn. A connection that was
+            # closed while the loop stood still shows only at its next turn, so that is for calls that bear a repeat.
+            if not self._sent and call.replayable:
+                self._write()
+            self.collect()
         return slot.future
+
+    def collect(self) -> None:
+        """Let what is submitted in this loop turn leave together."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._write)
 
     async def close(self) -> None:
         self.task.cancel()
         await asyncio.wait([self.task])
 
     # -- out ---------------------------------------------------------------------------------------------------------
-
-    def _schedule(self) -> None:
-        if self._transport is None:
-            self._wake.set()
-        elif not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._write)
 
     def _write(self) -> None:
         self._scheduled = False
@@ -204,7 +210,7 @@ class Lane(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
-        self._schedule()
+        self.collect()
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -222,7 +228,7 @@ class Lane(asyncio.Protocol):
         if self._leaving and not self._sent:
             self._break(closed(self._address_label, sent=False))
         elif self._waiting:
-            self._schedule()
+            self.collect()
         if self._idle is not None and not self._sent:
             self._wake.set()
 

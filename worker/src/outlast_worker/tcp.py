@@ -418,16 +418,19 @@ class AsyncTcpTransport(_Base):
         """See `outlast.transport.Transport.send`. Cancelling it is safe at any time; the call may still take effect."""
         if block is not None:
             return await self._drive(self._talk(call, block))
+        return await self._answer(call, self._lane(self._home(_key_of(call))).submit(call, self._limit))
+
+    async def _answer(self, call: Call[T], reply: Future[Any], key: str | None = None) -> T:
         first: Refusal | TransportError
         try:
             # Nearly every call is answered at once; what else can happen is the longer way's.
-            reply = await self._submit(self._home(_key_of(call)), call, self._limit)
-            if type(reply) is not Refusal:
-                return call.decode(reply)
-            first = reply
+            found = await reply
+            if type(found) is not Refusal:
+                return call.decode(found)
+            first = found
         except TransportError as error:
             first = error
-        return await self._drive(self._talk(call, None, first=first))
+        return await self._drive(self._talk(call, None, key, first=first))
 
     async def _drive(self, talk: Generator[_Ask | float, Any, T]) -> T:
         try:
@@ -446,18 +449,19 @@ class AsyncTcpTransport(_Base):
         except StopIteration as stop:
             return cast("T", stop.value)
 
-    def _lane(self, address: Address, *, idle: float | None = None) -> Lane:
+    def _new_lane(self, address: Address, *, idle: float | None = None) -> Lane:
         return Lane(self._open, self._place, address, limit=self._limit, locking=lambda: self._locking, idle=idle)
 
-    def _submit(self, address: Address, call: Call[Any], limit: float, *, asking: bool = False) -> Future[Any]:
+    def _lane(self, address: Address) -> Lane:
+        """The connection for all calls that do not block."""
         lanes = self._here().lanes
         lane = lanes.get(address)
         if lane is None or not lane.open:
-            lane = lanes[address] = self._lane(address)
-        return lane.submit(call, limit, asking=asking)
+            lane = lanes[address] = self._new_lane(address)
+        return lane
 
     def _shared(self, ask: _Ask) -> Future[Any]:
-        return self._submit(ask.address, ask.call, ask.limit, asking=ask.asking)
+        return self._lane(ask.address).submit(ask.call, ask.limit, asking=ask.asking)
 
     async def _alone(self, ask: _Ask) -> Any:
         """A read that may take long, on a connection that nobody else uses meanwhile."""
@@ -466,7 +470,7 @@ class AsyncTcpTransport(_Base):
         while idle and lane is None:
             lane = idle.pop()
             lane = lane if lane.open else None
-        lane = lane or self._lane(ask.address, idle=IDLE)
+        lane = lane or self._new_lane(ask.address, idle=IDLE)
         try:
             reply = await lane.submit(ask.call, ask.limit, asking=ask.asking)
         except asyncio.CancelledError:
@@ -507,8 +511,10 @@ class AsyncTcpTransport(_Base):
     async def send_many(self, calls: Sequence[Call[Any]], *, outcomes: bool = False) -> list[Any]:
         """See `outlast.transport.AsyncTransport.send_many`."""
         key = next((key for call in calls if (key := _key_of(call)) is not None), None)
-        # All of them are handed over before the connection's task runs: one write.
-        talks = [self._drive(self._talk(call, None, key)) for call in calls]
+        lane = self._lane(self._home(key))
+        lane.collect()
+        replies = [lane.submit(call, self._limit) for call in calls]
+        talks = [self._answer(call, reply, key) for call, reply in zip(calls, replies, strict=True)]
         answers = await asyncio.gather(*talks, return_exceptions=True)
         for answer in answers:
             refused = isinstance(answer, OutlastError) and not isinstance(answer, TransportError)
