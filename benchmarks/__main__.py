@@ -2,7 +2,7 @@
 
 Each figure comes from a process of its own, against a server that is emptied before; contestants take turns, so that
 whatever else the machine does falls on all of them. What counts are the ratios. `--only`, `--rounds` and `--peers`
-narrow it down; `--write` puts the result into docs/benchmarks.md.
+narrow it down; `--write` puts the result into docs/benchmarks.md, with a plot of the ratios.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from pathlib import Path
 import redis
 from tests.servers import start_valkey
 
-from benchmarks import bills
+from benchmarks import bills, plots
 from benchmarks.peers import PEERS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 Figures = dict[str, float]
+Found = dict[tuple[str, str], list[Figures]]
+"""By measure and contestant."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,9 @@ def measure(contestant: str, what: str, url: str, count: int | None) -> Figures 
     return found
 
 
-def run(names: Sequence[str], peers: Sequence[str], rounds: int) -> dict[tuple[str, str], list[Figures]]:
+def run(names: Sequence[str], peers: Sequence[str], rounds: int) -> Found:
     """All figures, by measure and contestant."""
-    found: dict[tuple[str, str], list[Figures]] = {}
+    found: Found = {}
     with start_valkey(config={"save": "", "appendonly": "no"}) as server:
         url = f"redis://127.0.0.1:{server.port}"
         raw = redis.Redis.from_url(url)
@@ -163,46 +165,63 @@ def number(value: float | None, unit: str) -> str:
     return f"{text} {unit}".strip()
 
 
-def table(found: dict[tuple[str, str], list[Figures]]) -> list[str]:
+def median(found: Found, row: Row, contestant: str) -> float | None:
+    figures = found.get((row.measure, contestant))
+    return None if figures is None else statistics.median(figure[row.field] for figure in figures)
+
+
+def best(found: Found, row: Row) -> tuple[float | None, str]:
+    """The best peer's figure, and which peer that is."""
+    return (max if row.more_is_better else min)(
+        ((value, peer) for peer in row.peers if (value := median(found, row, peer)) is not None), default=(None, "")
+    )
+
+
+def table(found: Found) -> list[str]:
     lines = [
         "| measure | outlast | reach | reached | floor | outlast / floor | best peer | outlast / best peer |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-
-        def median(contestant: str, row: Row = row) -> float | None:
-            figures = found.get((row.measure, contestant))
-            return None if figures is None else statistics.median(figure[row.field] for figure in figures)
-
-        ours, floor = median("ours"), median("floor")
+        ours, floor, peer = median(found, row, "ours"), median(found, row, "floor"), best(found, row)
         if ours is None:
             continue
-        best = (max if row.more_is_better else min)(
-            ((value, peer) for peer in row.peers if (value := median(peer)) is not None), default=(None, "")
-        )
         reach = row.reach(floor or 0)
         good = ours >= reach if row.more_is_better else ours <= reach
         sign = "≥" if row.more_is_better else "≤"
         lines.append(
             f"| {row.title} | {number(ours, row.unit)} | {sign} {number(reach, row.unit)} | "
             f"{'yes' if good else '**no**'} | {number(floor, row.unit)} | {f'{ours / floor:.2f}' if floor else '–'} | "
-            f"{f'{best[1]} {number(best[0], row.unit)}' if best[0] else row.quoted or '–'} | "
-            f"{f'{ours / best[0]:.2f}' if best[0] else '–'} |"
+            f"{f'{peer[1]} {number(peer[0], row.unit)}' if peer[0] else row.quoted or '–'} | "
+            f"{f'{ours / peer[0]:.2f}' if peer[0] else '–'} |"
         )
     return lines
 
 
-def everybody(found: dict[tuple[str, str], list[Figures]]) -> list[str]:
+def plot(found: Found) -> list[str]:
+    """Bars of how much better than floor and best peer, drawn into docs/images; the lines that show them."""
+    names: list[str] = []
+    bars: dict[str, list[float | None]] = {"than the floor": [], "than the best peer": []}
+    for row in ROWS:
+        ours, others = median(found, row, "ours"), (median(found, row, "floor"), best(found, row)[0])
+        if not ours or not any(others):
+            continue
+        names.append(row.title)
+        for ratios, other in zip(bars.values(), others, strict=True):
+            ratios.append((ours / other if row.more_is_better else other / ours) if other else None)
+    if not names:
+        return []
+    image = plots.bars("benchmarks", "how many times better: to the right of 1× is outlast", names, bars)
+    return [f"![outlast to the floor and to the best peer, as in the table below](images/{image.name})", ""]
+
+
+def everybody(found: Found) -> list[str]:
     """All contestants of the measures that peers share."""
     names = ["ours", "floor", *ALL]
     lines = ["| | " + " | ".join(["outlast", *names[1:]]) + " |", "|---" * (len(names) + 1) + "|"]
     for row in ROWS:
         if row.peers:
-            values = [found.get((row.measure, name)) for name in names]
-            cells = [
-                "–" if figures is None else number(statistics.median(f[row.field] for f in figures), "")
-                for figures in values
-            ]
+            cells = [number(median(found, row, name), "") for name in names]
             lines.append(f"| {row.title}, {row.unit} | " + " | ".join(cells) + " |")
     return lines
 
@@ -228,14 +247,14 @@ def main() -> None:
     parser.add_argument("--only", help=f"of {', '.join(measures)}, bills; with commas between")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--rounds", type=int, default=BEST_OF)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put tables and plot into docs/benchmarks.md")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else [*measures, "bills"]
     began = time.monotonic()
     billed = asyncio.run(bills.table()) if "bills" in names else []
     found = run([name for name in measures if name in names], options.peers.split(","), options.rounds)
     sections = [
-        *(["## Speed", "", *table(found), ""] if found else []),
+        *(["## Speed", "", *(plot(found) if options.write else []), *table(found), ""] if found else []),
         *(["## Everybody", "", *everybody(found), ""] if len(found) > 1 else []),
         *(["## Billed commands", "", *billed, ""] if billed else []),
         f"Medians of up to {options.rounds} rounds, {machine()}. The run took {time.monotonic() - began:.0f} s.",
