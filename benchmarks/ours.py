@@ -191,7 +191,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "child":
         child(sys.argv[2])
     more = {
-        "late": (late, 60),
+        "late": (late, 200),
         "killed": (killed, 2),
         "trips": (trips, 3000),
         "flushes": (flushes, 20_000),

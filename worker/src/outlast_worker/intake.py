@@ -220,7 +220,7 @@ class Intake:
         engine.unbooked(self)
         engine.looked()
 
-    def _arm(self, hint_ms: int) -> None:
+    def _arm(self, hint_ms: float) -> None:
         """Look again when something becomes due; 0 or less: nothing is known."""
         if self._hint is not None:
             self._hint.cancel()

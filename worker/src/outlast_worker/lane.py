@@ -162,8 +162,8 @@ class Lane(asyncio.Protocol):
         if self._transport is None:
             self._wake.set()
         elif not self._scheduled:
-            # Nothing is under way: whoever asks first is not kept waiting for others of this turn. A connection that was
-            # closed while the loop stood still shows only at its next turn, so that is for calls that bear a repeat.
+            # Nothing is under way: whoever asks first need not wait for others of this turn. That a connection was
+            # closed while the loop stood still shows at its next turn, so this is for calls that bear a repeat.
             if not self._sent and call.replayable:
                 self._write()
             self.collect()

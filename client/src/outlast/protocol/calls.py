@@ -567,7 +567,7 @@ class Reservation(NamedTuple):
     """
 
     jobs: list[Reserved]
-    hint_ms: int
+    hint_ms: float
     limited: Limited
     server_now_ms: int
     terms: Terms | None = None
@@ -677,7 +677,7 @@ def reserve(
             case [code, at, hint, why, rules, *jobs] if text(code) == "ok" and text(why) in _LIMITED:
                 return Reservation(
                     [job(items(row)) for row in jobs],
-                    number(hint),
+                    float(text(hint)),
                     _LIMITED[text(why)],
                     number(at),
                     Terms(*(optional(rule) for rule in items(rules))) if rules else None,

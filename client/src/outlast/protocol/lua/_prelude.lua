@@ -19,13 +19,13 @@ local function int(number)
   return string.format('%.0f', number)
 end
 
--- The server's clock; `override` is for tests only.
+-- The server's clock, in whole ms and the part of one that has passed; `override` is for tests only.
 local function clock(override)
   if override ~= '' then
     return tonumber(override)
   end
   local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  return time[1] * 1000 + math.floor(time[2] / 1000), time[2] % 1000 / 1000
 end
 
 -- The next of the keys that are given only when used: a script sets `next_key` to the last of those always given.

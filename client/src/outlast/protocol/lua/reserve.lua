@@ -18,7 +18,7 @@ local bell, base, max_bytes, was_limited = ARGV[10] == '1', ARGV[11], tonumber(A
 
 local more = k > BATCH
 k = math.min(k, BATCH)
-local now = clock(now_arg)
+local now, part = clock(now_arg)
 local FIELDS = {
   'id', 'payload', 'attempt', 'maxAttempts', 'priority', 'createdAt', 'starts', 'gen', 'status', 'startedAt',
   'idempotencyKey', 'timeoutMs', 'deadlineAt', 'expiresAt', 'resultTtlMs', 'owner', 'trace', 'token',
@@ -397,7 +397,10 @@ local found = left > #jobs and (was_limited == 'room' or concurrency and #second
 if limited ~= 'paused' and (was_limited == 'paused' or found) then
   make_room(room)
 end
-local reply = { 'ok', int(now), int(math.ceil(hint)), limited, {
+-- A time has come when the clock's whole ms reach it; the part of one that has passed is not waited for again.
+local wait = math.ceil(hint)
+wait = wait > 0 and part and string.format('%.1f', math.max(wait - part, 0.1)) or int(wait)
+local reply = { 'ok', int(now), wait, limited, {
   rules[1] or '', rules[2] or '', rules[3] or '', rules[4] or '', rules[5] or '', rules[6] or '',
 } }
 for i = 1, #jobs do
