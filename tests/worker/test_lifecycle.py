@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import itertools
 import json
 import os
 import signal
@@ -489,3 +490,35 @@ def test_what_can_be_a_handler() -> None:
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=next(reversed(options))):
         Worker(**options).handles(Queue("q"))(noop)
+
+
+async def test_the_end_of_a_job_costs_a_stopping_worker_no_more_when_thousands_still_run(
+    valkey_url: str, queue_name: str, aclient: AsyncClient
+) -> None:
+    used: dict[int, float] = {}
+    for count in (50, 3_000):
+        queue: Queue[Any, Any] = Queue(f"{queue_name}-{count}")
+        gates, running = [asyncio.Event() for _ in range(21)], itertools.count()
+        started = asyncio.Semaphore(0)
+        worker = Worker(valkey_url, concurrency=count)
+
+        async def run(job: JobContext[Any], gates: Any = gates, running: Any = running, started: Any = started) -> None:
+            number = next(running)
+            started.release()
+            await gates[min(number, 20)].wait()
+
+        worker.handles(queue, concurrency=count)(run)
+        await aclient.queue(queue).enqueue_many([None] * count)
+        serving = asyncio.create_task(worker.serve())
+        for _ in range(count):
+            await started.acquire()
+        worker.stop()
+        await asyncio.sleep(0.2)
+        before = time.process_time()
+        for gate in gates[:20]:
+            gate.set()
+            await asyncio.sleep(0.01)
+        used[count] = time.process_time() - before
+        gates[20].set()
+        await serving
+    assert used[3_000] < 3 * used[50]

@@ -568,3 +568,28 @@ def test_sentinels_are_asked_for_the_master(both: Callable[..., Both], valkey_ur
         assert sentinel.commands[0] == [b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", b"mymaster"]
         with pytest.raises(TransportError, match=r"no sentinel .* knows the master of 'other'"):
             both(f"redis+sentinel://{dead}/other", timeout=0.2).send(echo("x"))
+
+
+def test_a_long_reply_that_comes_in_pieces_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reserve of large payloads. Read from its beginning with each piece, it would cost thirty times its bytes."""
+    row = b"*3\r\n$2\r\nid\r\n$100000\r\n%b\r\n:7\r\n" % (b"x" * 100_000)
+    whole = b"*25\r\n+ok\r\n" + row * 24 + b"+OK\r\n"
+    looked_at = 0
+    parse = resp._parse
+
+    def counting(data: bytes, at: int) -> tuple[Any, int]:
+        nonlocal looked_at
+        try:
+            value, end = parse(data, at)
+        except resp._Incomplete:
+            looked_at += len(data) - at
+            raise
+        looked_at += end - at
+        return value, end
+
+    monkeypatch.setattr(resp, "_parse", counting)
+    replies, out = resp.Replies(), list[Any]()
+    for at in range(0, len(whole), 65_536):
+        replies.feed(whole[at : at + 65_536], out)
+    assert out == [[b"ok", *[[b"id", b"x" * 100_000, 7]] * 24], b"OK"]
+    assert looked_at < 4 * len(whole)

@@ -123,6 +123,8 @@ class Engine:
         self.thread = threading.get_ident()
         self._core: set[asyncio.Task[None]] = set()
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
+        self._idle = asyncio.Event()
+        """Set when the last attempt ends: to wait for "one of them" again and again costs as much as there are."""
         self._asides: set[asyncio.Task[None]] = set()
         self._cancelled = False
         self._full = False
@@ -171,6 +173,8 @@ class Engine:
         def done(task: asyncio.Task[None]) -> None:
             del self._attempts[task]
             ended()
+            if not self._attempts:
+                self._idle.set()
             if self._burst and not self._attempts and not self.stopping:
                 for intake in self._intakes:
                     intake.drained = False
@@ -447,7 +451,12 @@ class Engine:
                 left = None if end is None else end - self.loop.time()
                 if left is not None and left <= 0:
                     break
-                await asyncio.wait({hurry, *self._attempts}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                self._idle.clear()
+                idle = self.loop.create_task(self._idle.wait())
+                try:
+                    await asyncio.wait({hurry, idle}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    idle.cancel()
         except asyncio.CancelledError:
             self._cancelled = True  # raised again at the end: what runs is handed back first
         finally:

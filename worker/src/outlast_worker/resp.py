@@ -16,6 +16,10 @@ except ImportError:
 __all__ = ["Refusal", "Replies", "pack", "replies"]
 
 
+LONG = 65536
+"""Bytes of a list from which on what is there of it is kept, until the rest has come."""
+
+
 class Refusal:
     """An error reply. It is a value, not an exception: its neighbours in the pipeline have replies of their own."""
 
@@ -94,6 +98,9 @@ class Replies:
         self._parts: list[bytes] = []
         self._size = 0
         self._need = 1
+        self._list: list[Any] | None = None
+        """What is there of a long list, so that it is not read from its beginning whenever more of it arrives."""
+        self._left = 0
 
     def feed(self, data: bytes, out: list[Any]) -> None:
         """Append to `out` what `data` completes. ValueError: the other end does not speak RESP2."""
@@ -108,9 +115,20 @@ class Replies:
             try:
                 value, at = _parse(data, at)
             except _Incomplete as more:
+                if self._list is None and data[at] == 42 and len(data) - at > LONG:
+                    end = data.index(b"\r\n", at)
+                    self._list, self._left, at = [], int(data[at + 1 : end]), end + 2
+                    continue
                 self._need = more.need - at
                 break
-            out.append(value)
+            if self._list is None:
+                out.append(value)
+                continue
+            self._list.append(value)
+            self._left -= 1
+            if self._left == 0:
+                out.append(self._list)
+                self._list = None
         self._parts = [data[at:]] if at < len(data) else []
         self._size = len(data) - at
 
