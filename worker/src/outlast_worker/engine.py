@@ -363,6 +363,7 @@ class Engine:
         logger.info("worker %s takes jobs of %s", self.settings.name, ", ".join(queues))
         for intake in self._intakes:
             self._run(intake.run(), f"intake {intake.keys.name}")
+            self._run(intake.run_second(), f"intake {intake.keys.name} 2")
             intake.wake.set()
         if self.transport.cluster:
             self.split_bells()
@@ -428,6 +429,7 @@ class Engine:
         self.stopping = True
         for intake in self._intakes:
             intake.wake.set()
+            intake.more.set()
         if self._core:
             # Deaf to doorbells from now on; cancels still come through while jobs run.
             self.aside(self._wake_bells())

@@ -32,8 +32,8 @@ FRESH_MS = 1000
 MOST = 100
 """Jobs taken by one call."""
 HALF = 8
-"""From twice as many slots on, one call fills half of them: while one half runs, the database prepares the other. Taken
-all at once, jobs that end together make worker and database wait for each other in turns."""
+"""From twice as many slots on, one call fills half of them, and two may be under way: while one half runs, the database
+prepares the other. Taken all at once, jobs that end together make worker and database wait for each other in turns."""
 FULL_PAUSE = 5.0
 """Seconds, at most, until a database that had no memory for a write is asked whether it has."""
 QUIET = 10
@@ -91,6 +91,8 @@ class Intake:
         self.glance = False
         """Whether it is enough to read what is due: a reserve costs twice as much."""
         self.wake = asyncio.Event()
+        self.more = asyncio.Event()
+        """A second take is worth it: a half of the slots is free while the first is under way."""
         self.looked = asyncio.Event()
         self._engine = engine
         self.stopped = False
@@ -126,6 +128,7 @@ class Intake:
 
     def release_slot(self) -> None:
         self.running -= 1
+        self._think_of_more()
         if self.terms.concurrency is not None:
             self.hungry = self.hungry or self.limited == "room"
             if self._engine.stopping or self._engine.shared:
@@ -178,8 +181,20 @@ class Intake:
             for handle in [*self._timers, *([self._hint] if self._hint else [])]:
                 handle.cancel()
 
+    async def run_second(self) -> None:
+        """The other of two takes at a time."""
+        while not self._engine.stopping:
+            await self.more.wait()
+            self.more.clear()
+            k = min(self.free, self._most)
+            if k > 0 and self.looking and self.hungry and not self.limited:
+                await self._take(k, bell=False, line=1)
+
+    def _think_of_more(self) -> None:
+        if self._booked and self.hungry and not self.limited and self.free >= self._most:
+            self.more.set()
+
     async def _look(self) -> None:
-        engine = self._engine
         k = min(self.free, self._most)
         bell, due, glance = self.bell, self.due, self.glance
         self.bell = self.due = self.glance = False
@@ -193,10 +208,15 @@ class Intake:
             if bell:  # it came while the last slot was filled; somebody else may have one
                 await self.ring()
             return
+        await self._take(k, bell=bell, line=0)
+
+    async def _take(self, k: int, *, bell: bool, line: int) -> None:
+        engine = self._engine
         self._booked += k
         engine.booked += k
+        self._think_of_more()
         try:
-            answer = await self._reserve(k, bell)
+            answer = await self._reserve(k, bell, line)
         finally:
             self._booked -= k
             engine.booked -= k
@@ -261,18 +281,24 @@ class Intake:
         except OutlastError as error:
             self._engine.trouble(error)
 
-    async def _reserve(self, k: int, bell: bool) -> Reservation | None:
+    def _next_request(self) -> int:
+        self._request += 1
+        return self._request
+
+    async def _reserve(self, k: int, bell: bool, line: int) -> Reservation | None:
         """Take, and repeat until it is known what was taken. None: the worker stops, or the server refused."""
         engine, queue = self._engine, self.registration.queue
-        self._request += 1
+        request = self._next_request()
         again, pause = False, 0.05
         while True:
-            self.step_ends = time.monotonic()
+            if line == 0:
+                self.step_ends = time.monotonic()
             stale_at = engine.clock.now_ms() + self._fresh_ms
             call = calls.reserve(
                 self.keys,
                 worker=engine.id,
-                request=self._request,
+                request=request,
+                line=line,
                 k=k,
                 lease_ms=self.lease_ms,
                 result_ttl_ms=queue.result_ttl_ms,
@@ -301,7 +327,7 @@ class Intake:
                     return answer
                 # Nothing was taken, and what is late can take nothing any more: ask anew, with more time for the way.
                 self._fresh_ms = min(self._fresh_ms * 2, FRESH_MS * 32)
-                self._request += 1
+                request = self._next_request()
                 again = False
                 continue
             if engine.stopping and not again:

@@ -609,6 +609,7 @@ def reserve(
     *,
     worker: str,
     request: int,
+    line: int = 0,
     k: int,
     lease_ms: int,
     result_ttl_ms: int,
@@ -626,7 +627,7 @@ def reserve(
     At most 100 are taken; if more were asked for and more may be had, the hint is 0. A send that may arrive late
     carries `stale_at_ms` on the server's clock. A repeat of a request whose reply was lost has the same `request` and
     `again`, waits until that time has passed, and carries a new one: it takes jobs if the first send took none.
-    `limited` is what this worker's last reservation said.
+    `limited` is what this worker's last reservation said. `line` tells two requests apart that are under way at once.
     """
     token = f"{worker}:{request}"
     names = (
@@ -635,7 +636,7 @@ def reserve(
         keys.leases,
         keys.signal,
         keys.seq,
-        keys.take(worker),
+        keys.take(f"{worker}+{line}" if line else worker),
         keys.config,
         keys.dead,
         keys.room,

@@ -45,7 +45,12 @@ KEY_TABLE = (
     ("usage:<day>", "hash", "what the queue's jobs used on a day (UTC), by counter", "400 days"),
     ("schedules", "hash", "last:<name>, when a schedule was due last; spec:<name>, its rule", "always"),
     ("workers", "hash", "worker id to when and where it was last seen", "pruned by readers"),
-    ("take:<worker>", "string", "what the worker's latest reserve took, for a repeat of it", "2 x lease"),
+    (
+        "take:<worker>",
+        "string",
+        "what the worker's latest reserve took, for a repeat; at <worker>+1 for a second one under way",
+        "2 x lease",
+    ),
     ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
     ("absent", "none", "nothing: scripts that find keys by themselves name it, see `Keys.absent`", "never is"),
     ("hooks:<key>", "any", "the delivery queue of webhooks: each of these keys once more", "as that key"),
