@@ -207,6 +207,16 @@ def test_h01_an_enqueue_that_comes_again_late_makes_no_second_job(then: str, lab
     assert first.deduplicated is False
 
 
+def test_of_two_takes_under_way_each_repeat_brings_its_own_jobs(lab: Lab) -> None:
+    for name in "abcd":
+        lab.enqueue(f"job-{name}")
+    first = lab.reserve(2, request=7)
+    second = lab.reserve(2, request=8, line=1)
+    assert [job.id for job in first.jobs + second.jobs] == ["job-a", "job-b", "job-c", "job-d"]
+    assert lab.reserve(2, request=7, again=True).jobs == first.jobs
+    assert lab.reserve(2, request=8, line=1, again=True).jobs == second.jobs
+
+
 def test_a_reserve_that_comes_late_takes_nothing(lab: Lab) -> None:
     lab.enqueue()
     late = lab.reserve_call(stale_at_ms=lab.now + 1000)

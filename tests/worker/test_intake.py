@@ -253,6 +253,26 @@ async def test_no_slot_idles_while_jobs_wait(valkey_url: str, queue_name: str, a
                 await jobs.wait(id, timeout=10)
 
 
+async def test_over_a_long_network_a_second_take_fills_what_the_first_leaves(
+    valkey_url: str, queue_name: str, aclient: AsyncClient, keys: Keys, raw: redis.Redis
+) -> None:
+    """Both halves of the slots are asked for before either answer is there, and no more than that."""
+    queue: Queue[Any, Any] = Queue(queue_name)
+    jobs = aclient.queue(queue)
+    for n in range(60):
+        await jobs.enqueue(n)
+    with Proxy(valkey_url) as proxy:
+        proxy.delay = 0.05
+        worker, starts = Worker(proxy.url), Starts(30)
+        worker.handles(queue, concurrency=20)(starts)
+        async with worker:
+            await until(lambda: len(starts.at) == 20, "every slot is filled")
+            takes = [key.decode() for key in raw.keys(f"{keys.base}take:*")]
+            worker.stop(now=True)
+    assert sorted(key.endswith("+1") for key in takes) == [False, True]
+    assert starts.peak == 20
+
+
 async def test_a_backlog_without_doorbells_is_worked_off(
     valkey_url: str, keys: Keys, aclient: AsyncClient, raw: redis.Redis
 ) -> None:
