@@ -55,7 +55,12 @@ ALL = tuple(PEERS)
 SLOW = (("arq", 25),)
 """arq polls every half second: fewer jobs say as much about it."""
 ROWS = (
-    Row("drain", "no-op jobs a second, concurrency 50", "/s", ALL, lambda floor: floor, more_is_better=True),
+    Row(
+        *("drain", "no-op jobs a second, concurrency 50", "/s", ALL),
+        reach=lambda floor: floor,
+        more_is_better=True,
+        counts=(("arq", 2000),),
+    ),
     Row("drain", "worker CPU a job", "µs", ALL, lambda floor: 70, field="cpu_us"),
     Row("enqueue", "enqueue over TCP, 50 awaits", "/s", ALL, lambda floor: floor, more_is_better=True),
     Row("latency", "enqueue to start, idle worker, p50", "ms", ALL, lambda floor: floor, counts=SLOW),
@@ -112,8 +117,8 @@ BEST_OF = 3
 def command_of(contestant: str) -> list[str]:
     uv = shutil.which("uv") or str(ROOT / ".uv" / "bin" / "uv")
     match contestant:
-        case "ours":
-            return [sys.executable, "-m", "benchmarks.ours"]
+        case "ours" | "plain":
+            return [sys.executable, "-m", f"benchmarks.{contestant}"]
         case "floor":
             return [uv, "run", "--quiet", "--with", "hiredis", "python", "-m", "benchmarks.floor"]
         case _:
@@ -128,7 +133,7 @@ def measure(contestant: str, what: str, url: str, count: int | None) -> Figures 
     else:
         command = [*command_of(contestant), what, url, *([] if count is None else [str(count)])]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=True)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40, check=True)
         found: Figures = json.loads(done.stdout.strip().splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         said = (getattr(error, "stderr", None) or "").strip().splitlines()[-1:]
@@ -145,7 +150,8 @@ def run(names: Sequence[str], peers: Sequence[str], rounds: int) -> Found:
         raw = redis.Redis.from_url(url)
         for name in names:
             rows = [row for row in ROWS if row.measure == name]
-            contestants = ["ours", *(["floor"] if rows[0].floor else []), *(p for p in rows[0].peers if p in peers)]
+            contestants = ["ours", *(["plain", "floor"] if rows[0].floor else [])]
+            contestants += [peer for peer in rows[0].peers if peer in peers]
             for _ in range(min(rounds, ROUNDS.get(name, rounds))):
                 random.shuffle(contestants)
                 for contestant in contestants:
@@ -217,8 +223,8 @@ def plot(found: Found) -> list[str]:
 
 def everybody(found: Found) -> list[str]:
     """All contestants of the measures that peers share."""
-    names = ["ours", "floor", *ALL]
-    lines = ["| | " + " | ".join(["outlast", *names[1:]]) + " |", "|---" * (len(names) + 1) + "|"]
+    names = ["ours", "plain", "floor", *ALL]
+    lines = ["| | " + " | ".join(["outlast", "without `fast`", *names[2:]]) + " |", "|---" * (len(names) + 1) + "|"]
     for row in ROWS:
         if row.peers:
             cells = [number(median(found, row, name), "") for name in names]

@@ -97,6 +97,7 @@ class Engine:
             settings.url,
             self.loop,
             timeout=min(10.0, max(0.5, lease / 4)),
+            nap=min(registration.beat(registration.lease_ms, settings.pace) for registration in registrations) / 4,
             trouble=self.trouble,
             blocked=self._blocked,
             recovered=lambda: self.news.set(),

@@ -164,7 +164,7 @@ class Lane(asyncio.Protocol):
         elif not self._scheduled:
             # Nothing is under way: whoever asks first need not wait for others of this turn. That a connection was
             # closed while the loop stood still shows at its next turn, so this is for calls that bear a repeat.
-            if not self._sent and call.replayable:
+            if not self._sent and (call.replayable or call.prompt):
                 self._write()
             self.collect()
         return slot.future
@@ -293,9 +293,10 @@ class Lane(asyncio.Protocol):
             while True:
                 if self._transport is None:
                     await self._drop()
-                    if self._waiting:
-                        await self._connect()
-                        continue
+                    if not self._waiting:
+                        return  # the next caller gets a lane of its own; a task without a connection has no owner
+                    await self._connect()
+                    continue
                 self._wake.clear()
                 quiet = self._idle is not None and not self._sent and not self._waiting
                 try:

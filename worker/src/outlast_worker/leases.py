@@ -74,11 +74,16 @@ class Leases:
         loop: asyncio.AbstractEventLoop,
         *,
         timeout: float,
+        nap: float,
         trouble: Callable[[OutlastError], None],
         blocked: Callable[[float], Sequence[Call[Any]]],
         recovered: Callable[[], object],
     ) -> None:
+        """`nap`: seconds after which the thread looks for new leases, a part of the shortest beat. Were it woken for
+        each, it would take the interpreter from a job that is about to start.
+        """
         self._transport = TcpTransport(url, timeout=timeout)
+        self._nap = nap
         self._loop = loop
         self._trouble = trouble
         self._blocked = blocked
@@ -122,7 +127,7 @@ class Leases:
             while True:
                 with self._changed:
                     while not self._stopped and (wait := self._wait()) > 0:
-                        self._changed.wait(None if wait == inf else wait)
+                        self._changed.wait(min(wait, self._nap))
                     if self._stopped:
                         return
                     due = self._due()
@@ -145,10 +150,11 @@ class Leases:
     def _wait(self) -> float:
         """Seconds until the next renewal is due."""
         now = time.monotonic()
-        self._next = min((lease.renewed + lease.beat for lease in self._leases if lease.until > now), default=inf)
+        due = min((lease.renewed + lease.beat for lease in self._leases if lease.until > now), default=inf)
         if self._asked is not None and not self._told:
-            self._next = min(self._next, self._asked + BLOCKED)
-        return self._next - now
+            due = min(due, self._asked + BLOCKED)
+        self._next = min(due, now + self._nap)
+        return due - now
 
     def _due(self) -> list[Lease]:
         # Those that are nearly due go along: one call for many is cheaper than many calls.

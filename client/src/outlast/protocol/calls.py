@@ -69,12 +69,14 @@ class Call(Generic[T]):
 
     `decode` turns the raw reply (bytes or str, int, None, lists of these) into the answer, or raises the error that
     a refusal stands for. `replayable`: may be sent again when the reply was lost, because a repeat changes nothing.
+    `prompt`: whoever sends it deals with a lost reply, and would rather do so than wait.
     """
 
     args: tuple[str, ...]
     decode: Callable[[Any], T]
     script: Script | None = None
     replayable: bool = True
+    prompt: bool = False
 
     def command(self, *, source: bool = False, locking: bool = False) -> tuple[str, ...]:
         """The command to send: EVALSHA, or EVAL with the script's text when the server does not know it.
@@ -710,6 +712,7 @@ def reserve(
         _RESERVE,
         # A bare resend could take a second batch; the worker repeats by itself, with `again`.
         replayable=again,
+        prompt=True,
     )
 
 
