@@ -26,7 +26,7 @@ KINDS = {
 }
 KINDS_OF = {
     **{"job": b"hash", "events": b"stream", "steps": b"hash", "idem": b"string"},
-    **{"owner": b"zset", "usage": b"hash", "take": b"string", "ctl": b"list"},
+    **{"owner": b"zset", "usage": b"hash", "take": b"string", "ctl": b"list", "watch": b"string"},
 }
 OF_A_JOB = ("job", "events", "steps")
 SLACK_MS = 100
@@ -146,7 +146,7 @@ class _Keys:
                 yield f"orphan key: {name!r} has no job"
             elif kind == "idem":
                 yield from self._mapping(rest)
-            elif kind in ("owner", "usage", "take", "ctl") and self.raw.pttl(self.base + name) == -1:
+            elif kind in ("owner", "usage", "take", "ctl", "watch") and self.raw.pttl(self.base + name) == -1:
                 yield f"orphan key: {name!r} stays for ever"
         if (bells := self.raw.llen(self.base + "signal")) > 1000:  # type: ignore[operator]
             yield f"orphan key: {bells} doorbells"

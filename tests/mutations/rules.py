@@ -229,6 +229,20 @@ MUTATIONS = [
         f"{TRANSITIONS}test_an_entry_without_a_record_is_dropped_never_made_half_a_record",
     ),
     _script(
+        "reserve:watch",
+        "a due time wakes every worker that waits",
+        "due_in(next_due - now + (other and LATER or 0))",
+        "due_in(next_due - now)",
+        f"{TRANSITIONS}test_one_worker_waits_for_the_next_due_time_and_the_others_come_a_second_later",
+    ),
+    _script(
+        "reserve:dead-watch",
+        "a due time that a dead worker waited for is nobody's",
+        "local other = who ~= me and at > now and at <= next_due",
+        "local other = who and who ~= me",
+        f"{TRANSITIONS}test_one_worker_waits_for_the_next_due_time_and_the_others_come_a_second_later",
+    ),
+    _script(
         "reserve:priority",
         "a delayed job loses its priority when it is due",
         "    to_ready(id, r[3])",
@@ -920,6 +934,13 @@ MUTATIONS = [
         f"{SCALE}test_h69_an_idle_worker_sends_one_look_a_block_or_a_poll",
     ),
     # -- client: the reader's side -----------------------------------------------------------------------------------
+    _worker(
+        "intake:watch",
+        "a worker that stops leaves a due time to nobody",
+        "            if self._armed_at < inf:\n                await self._give_watch_up()\n",
+        "            if False:\n                await self._give_watch_up()\n",
+        "worker/test_intake.py::test_a_worker_that_stops_leaves_the_waiting_to_another",
+    ),
     _client(
         "keys:absent",
         "jobs are dropped while their slot moves key by key",

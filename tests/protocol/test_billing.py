@@ -181,12 +181,22 @@ def taken_before(lab: Lab) -> Call[Any]:
     return lab.reserve_call(2, request=5, again=True)
 
 
+def ahead(lab: Lab, *watchers: str) -> Call[Any]:
+    lab.enqueue(delay_ms=1000)
+    for watcher in watchers:
+        lab.reserve(worker=watcher)
+    return lab.reserve_call()
+
+
 RESERVE: dict[str, tuple[int, Prepare]] = {
     "of 1": (8 + 2, lambda lab: with_jobs(lab, 1, 1)),
     "of 5": (8 + 2 * 5, lambda lab: with_jobs(lab, 5, 5)),
     "of 5, asking for 9": (8 + 2 * 5, lambda lab: with_jobs(lab, 5, 9)),
     "empty": (6, lambda lab: lab.reserve_call()),
     "empty, after a bell": (7, lambda lab: lab.reserve_call(bell=True)),
+    "empty, with a time ahead that nobody waits for": (6 + 3, ahead),
+    "empty, with a time ahead that it waits for": (6 + 1, lambda lab: ahead(lab, "w")),
+    "empty, with a time ahead that another waits for": (6 + 1, lambda lab: ahead(lab, "other")),
     "of none, only to promote and reclaim": (5, lambda lab: with_jobs(lab, 1, 0)),
     "while the queue is paused": (5, paused),
     "of 1 under a concurrency limit": (8 + 2 + 1, lambda lab: ruled(lab, concurrency=5)),

@@ -18,7 +18,7 @@ import outlast.protocol
 from outlast import IdempotencyConflictError, InvalidArgumentError, JobInUseError, ReplyShapeError
 from outlast.protocol import Call, Keys, calls, scripts
 from outlast.protocol.digests import DIGESTS
-from outlast.protocol.keys import BATCH, KEY_TABLE, LARGE, RANK
+from outlast.protocol.keys import BATCH, KEY_TABLE, LARGE, LATER, RANK
 
 from .lab import LEASE, RESULT_TTL, Lab
 from .tour import tour
@@ -362,6 +362,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 "config": keys.config,
                 "dead": keys.dead,
                 "room": keys.room,
+                "watch": keys.watch,
                 "absent": keys.absent,
             },
             {
@@ -594,6 +595,7 @@ def test_constants_of_the_prelude_are_those_of_python() -> None:
     assert f"at most {int(found['SIGNAL_CAP']):,}" in table["signal"]
     assert int(found["USAGE_TTL"]) == USAGE_TTL_MS
     assert int(found["LARGE"]) == LARGE
+    assert int(found["LATER"]) == LATER
     assert found["LEASE_TEXT"] == "'Worker lease expired before the job finished'"  # the wire format's words
     assert set(found) == {
         "RANK",
@@ -601,6 +603,7 @@ def test_constants_of_the_prelude_are_those_of_python() -> None:
         "HOOK_ATTEMPTS",
         "SIGNAL_CAP",
         "LEASE_TEXT",
+        "LATER",
         "PEEK",
         "ELSEWHERE",
         "USAGE_TTL",
@@ -713,6 +716,8 @@ def test_the_key_table_is_what_the_scripts_create(lab: Lab) -> None:
                 assert (0 < ttl <= RESULT_TTL) if ended else RESULT_TTL < ttl <= calls.STEPS_TTL_MS, name
             case "400 days":
                 assert 399 * 86_400_000 < ttl <= USAGE_TTL_MS
+            case "until then":
+                assert ttl > 0
             case "10 minutes":
                 assert 0 < ttl <= 600_000 == calls.CTL_TTL_MS
             case _:

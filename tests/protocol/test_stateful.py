@@ -548,9 +548,9 @@ class Machine(RuleBasedStateMachine):
         assert [(end["id"], end["status"], end["at"]) for end in heard] == model.told
         assert len(hooks.get("ready", {"members": ()})["members"]) == len(told)
         # What is left are the queue's own keys, and no key without an owner.
-        assert {name.partition(":")[0] for name in state} <= {"seq", "signal", "take", "ctl", "config", "room"}
+        assert {name.partition(":")[0] for name in state} <= {"seq", "signal", "take", "ctl", "config", "room", "watch"}
         for name, key in state.items():
-            assert (key["ttl_ms"] is not None) == name.startswith(("take:", "ctl:"))
+            assert (key["ttl_ms"] is not None) == name.startswith(("take:", "ctl:", "watch"))
 
     @invariant()
     def fresh_readers_see_the_text_of_this_life(self) -> None:

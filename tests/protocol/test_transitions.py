@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from outlast import IdempotencyConflictError, JobInUseError
 from outlast.protocol import calls
-from outlast.protocol.keys import BATCH, RANK
+from outlast.protocol.keys import BATCH, LATER, RANK
 
 from .lab import LEASE, RESULT_TTL, T0, Lab, text_of
 from .test_replay import still
@@ -887,3 +888,39 @@ def test_the_time_of_the_end_is_the_time_of_its_event(lab: Lab) -> None:
     end = lab.entries()[-1][0]
     assert lab.record()["finishedAt"] == end.partition("-")[0]
     assert int(lab.record()["finishedAt"]) < T0 * 2
+
+
+# -- who waits for what is due -----------------------------------------------------------------------------------------
+
+
+def test_one_worker_waits_for_the_next_due_time_and_the_others_come_a_second_later(lab: Lab) -> None:
+    lab.enqueue("late", delay_ms=5000)
+    assert lab.reserve(worker="one").hint_ms == 5000
+    assert lab.reserve(worker="two").hint_ms == 5000 + LATER
+    assert lab.reserve(worker="one").hint_ms == 5000
+    # An earlier time is somebody else's to wait for; the one before has to be woken for neither.
+    lab.enqueue("soon", delay_ms=2000)
+    assert lab.reserve(worker="two").hint_ms == 2000
+    assert lab.reserve(worker="one").hint_ms == 2000 + LATER
+    # Whoever comes at that time finds the job, and waits for the next.
+    lab.now += 2000
+    taken = lab.reserve(worker="two")
+    assert [job.id for job in taken.jobs] == ["soon"]
+    assert taken.hint_ms == 3000
+
+
+def test_a_worker_that_died_waiting_is_replaced_a_second_later(lab: Lab) -> None:
+    lab.enqueue("late", delay_ms=5000)
+    lab.reserve(worker="dead")
+    assert lab.reserve(worker="two").hint_ms == 5000 + LATER
+    lab.now += 5000 + LATER
+    assert [job.id for job in lab.reserve(worker="two").jobs] == ["late"]
+
+
+def test_who_waits_is_noted_on_a_full_database_too(own_lab: Lab, own_connection: redis.Redis) -> None:
+    own_lab.enqueue("late", delay_ms=5000)
+    own_connection.config_set("maxmemory", 1)
+    try:
+        assert own_lab.reserve(worker="one").hint_ms == 5000
+    finally:
+        own_connection.config_set("maxmemory", 0)

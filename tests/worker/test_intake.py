@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -411,3 +412,43 @@ async def test_a_burst_waits_for_a_pause_that_ends_and_not_for_one_that_somebody
     await burst()
     assert time.monotonic() - began > 0.4
     assert await jobs.wait(job.id, timeout=5) == "done"
+
+
+async def test_a_due_job_wakes_one_of_the_workers_that_wait(queue_name: str, own_server: ValkeyServer) -> None:
+    """On a server of its own: takes are counted (ZPOPMIN is what only they do)."""
+    url = own_server.connection_url
+    queue: Queue[Any, Any] = Queue(queue_name)
+    starts = Starts()
+
+    def takes() -> int:
+        with redis.Redis(port=own_server.port) as counting:
+            return int(counting.info("commandstats").get("cmdstat_zpopmin", {"calls": 0})["calls"])
+
+    async with AsyncClient(redis_url=url) as client, contextlib.AsyncExitStack() as stack:
+        for _ in range(4):
+            worker = Worker(url)
+            worker.handles(queue, concurrency=4)(starts)
+            await stack.enter_async_context(worker)
+        job = await client.queue(queue).enqueue("late", delay=1.0)
+        await asyncio.sleep(0.5)
+        before = takes()
+        await client.queue(queue).wait(job.id, timeout=10)
+        await asyncio.sleep(0.3)
+        assert takes() - before == 1
+
+
+async def test_a_worker_that_stops_leaves_the_waiting_to_another(
+    valkey_url: str, queue_name: str, aclient: AsyncClient
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name)
+    first, second, starts = Worker(valkey_url), Worker(valkey_url), Starts()
+    first.handles(queue)(starts)
+    second.handles(queue)(starts)
+    async with first:
+        job = await aclient.queue(queue).enqueue("late", delay=1.2)
+        await asyncio.sleep(0.2)
+        await second.__aenter__()
+    due = time.monotonic() + 1.0
+    await aclient.queue(queue).wait(job.id, timeout=10)
+    await second.__aexit__(None, None, None)
+    assert starts.at["late"] < due + 0.7, "without the other's second"

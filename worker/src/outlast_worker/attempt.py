@@ -283,9 +283,9 @@ class Attempt:
         return await self._outcome(context, late)
 
     def _payload(self) -> Any:
-        limit = self._terms.max_payload
+        limit, text = self._terms.max_payload, self.job.payload
         try:
-            size = len(self.job.payload.encode())
+            size = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError:
             raise ReplyShapeError(f"the payload of queue {self._queue.name!r} is not UTF-8") from None
         if limit is not None and size > limit:

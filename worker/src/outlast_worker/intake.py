@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.errors import AuthError, OutlastError, ServerError, StoreFullError, TransportError
 from outlast.protocol import calls
 from outlast.protocol.calls import CTL_TTL_MS, Call, Reservation, items, number, text
+from outlast.protocol.keys import LATER
 
 from .attempt import Attempt
 
@@ -103,6 +104,8 @@ class Intake:
         self._request = 0
         self._fresh_ms = FRESH_MS
         self._hint: asyncio.TimerHandle | None = None
+        self._armed_at = inf
+        """For what time, on the server's clock in ms, the last take said to come back."""
         self._timers: set[asyncio.TimerHandle] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -171,7 +174,11 @@ class Intake:
                     break
                 await self._look()
                 self.looked.set()
-            if self.bell:
+            # First, so that a bell which this worker's own read hears from now on is passed on.
+            self.stopped = True
+            if self._armed_at < inf:
+                await self._give_watch_up()
+            elif self.bell:
                 await self.ring()
             if self.limited:
                 await self.make_room()
@@ -235,6 +242,7 @@ class Intake:
         if answer.hint_ms == 0:
             self.look()
         self._arm(answer.hint_ms)
+        self._armed_at = answer.server_now_ms + answer.hint_ms if answer.hint_ms > 0 else inf
         if self.hungry and self.free:
             self.wake.set()
         engine.unbooked(self)
@@ -254,6 +262,8 @@ class Intake:
         except OutlastError:
             return False  # the reserve will say what is wrong
         self._engine.reachable = True
+        if abs(scheduled - self._armed_at) > 2:
+            scheduled += LATER  # another worker waits for it
         earliest = min(scheduled, leases)
         ahead = math.ceil(earliest - self._engine.clock.now_ms()) if earliest < inf else -1
         if (ready and k) or (earliest < inf and ahead <= 0):
@@ -266,6 +276,14 @@ class Intake:
         key = (attempt.job.token, attempt.job.id)
         self.attempts[key] = attempt
         self._engine.begin(attempt, lambda: self.attempts.pop(key, None))
+
+    async def _give_watch_up(self) -> None:
+        """This worker may be the one that waits for what is due next; another has to, now."""
+        try:
+            ring = Call(("LPUSH", self.keys.signal, "1"), lambda _: None)
+            await self._engine.transport.send_many([Call(("DEL", self.keys.watch), lambda _: None), ring])
+        except OutlastError as error:
+            self._engine.trouble(error)
 
     async def ring(self) -> None:
         """Pass a doorbell on to another worker."""

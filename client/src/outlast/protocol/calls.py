@@ -596,7 +596,7 @@ def glance(keys: Keys) -> list[Call[Any]]:
 
 _RESERVE = Script(
     "reserve",
-    "ready scheduled leases signal seq take config dead room absent",
+    "ready scheduled leases signal seq take config dead room watch absent",
     "now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes was_limited",
 )
 
@@ -642,6 +642,7 @@ def reserve(
         keys.config,
         keys.dead,
         keys.room,
+        keys.watch,
         keys.absent,
     )
 
@@ -692,7 +693,7 @@ def reserve(
 
     return Call(
         (
-            "10",
+            str(len(names)),
             *names,
             _now(now),
             token,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BATCH", "KEY_TABLE", "LARGE", "RANK", "Keys"]
+__all__ = ["BATCH", "KEY_TABLE", "LARGE", "LATER", "RANK", "Keys"]
 
 RANK = 10**13
 """Width of a priority's band in `ready`: far more than `seq` can count."""
 BATCH = 100
 """What one call promotes, reclaims, takes or prunes at most. A call that did so many asks to be called again."""
 
+LATER = 1000
+"""Ms after a due time that another worker waits for: by then it has come, or is dead."""
 LARGE = 16_384
 """Bytes of a payload from which on enqueue looks up the queue's limit: below, that would cost more than it saves."""
 
@@ -51,6 +53,7 @@ KEY_TABLE = (
         "what the worker's latest reserve took, for a repeat; at <worker>+1 for a second one under way",
         "2 x lease",
     ),
+    ("watch", "string", "the worker that waits for the next time in `scheduled`, and that time in ms", "until then"),
     ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
     ("absent", "none", "nothing: scripts that find keys by themselves name it, see `Keys.absent`", "never is"),
     ("hooks:<key>", "any", "the delivery queue of webhooks: each of these keys once more", "as that key"),
@@ -78,6 +81,7 @@ class Keys:
         "seq",
         "signal",
         "tag",
+        "watch",
         "workers",
     )
 
@@ -97,6 +101,7 @@ class Keys:
         self.config = base + "config"
         self.room = base + "room"
         self.workers = base + "workers"
+        self.watch = base + "watch"
         self.absent = base + "absent"
         """A key that never exists. A script that finds keys by itself names it, and so runs only where the whole queue
         is: in a slot that moves key by key a cluster refuses every script that names a key which is not there."""

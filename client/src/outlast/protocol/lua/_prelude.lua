@@ -9,6 +9,7 @@ local HOOK_ATTEMPTS = '100' -- the delivery handler ends its attempts before
 local LARGE = 16384 -- bytes of a payload from which on the queue's limit is looked up
 local PARKED = 3600000 -- after this a job that its owner's cap holds back shows up again, whoever works then
 local OWNER_TTL = 604800000
+local LATER = 1000 -- after a due time that another worker waits for
 local PEEK = 10 -- entries that one look at a set reads; only when all of them are due, it reads a batch
 
 -- Statuses under which a listing in ready or scheduled is a stray. One that is missing or unknown counts as waiting.

@@ -1,6 +1,6 @@
 --[[ reserve: promote due jobs, reclaim lapsed leases, then take up to k jobs.
 A repeat (`again`) of a request whose reply was lost gives back what that request took, and nothing more.
-KEYS  ready scheduled leases signal seq take config dead room absent
+KEYS  ready scheduled leases signal seq take config dead room watch absent
 ARGV  now token k lease_ms again stale_at grace_ms result_ttl_ms dead_ttl_ms bell base max_bytes was_limited
 REPLY ok now hint_ms limited rules job... | stale now
       hint_ms: until something becomes due, 0 call again, -1 nothing known
@@ -11,7 +11,7 @@ REPLY ok now hint_ms limited rules job... | stale now
            deadlineAt expiresAt resultTtlMs owner trace usage counted budget; as far as the last that is not empty
 ]]
 local ready, scheduled, leases, signal, seq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local take, config, dead, room, absent = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
+local take, config, dead, room, watch, absent = KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local now_arg, token, k, lease, again = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local stale_at, grace, result_ttl, dead_ttl = ARGV[6], tonumber(ARGV[7]), ARGV[8], ARGV[9]
 local bell, base, max_bytes, was_limited = ARGV[10] == '1', ARGV[11], tonumber(ARGV[12]), ARGV[13]
@@ -101,7 +101,7 @@ if paused > now then
   k, limited = 0, 'paused'
 end
 
--- The entries of a set that are due, at most BATCH, as id, score, id, score, ...; the next one after them is noted.
+-- The entries of a set that are due, at most BATCH, as id, score, id, score, ...; and when the next one after them is.
 local function due_of(set)
   local entries = redis.call('ZRANGE', set, 0, PEEK, 'WITHSCORES')
   if #entries > 2 * PEEK and tonumber(entries[#entries]) <= now then
@@ -111,8 +111,7 @@ local function due_of(set)
   for i = 1, #entries, 2 do
     local score = tonumber(entries[i + 1])
     if score > now or i > 2 * BATCH then
-      due_in(score - now)
-      break
+      return due, score
     end
     due[i], due[i + 1] = entries[i], score
   end
@@ -152,7 +151,8 @@ local function to_ready(id, priority)
   moved[#moved + 1] = { (9 - (tonumber(priority) or 0)) * RANK, id }
 end
 
-local due, ids = due_of(scheduled), {}
+local due, next_due = due_of(scheduled)
+local ids = {}
 for i = 1, #due, 2 do
   ids[#ids + 1] = due[i]
 end
@@ -171,7 +171,11 @@ end
 
 -- Two looks: after a stall of the whole database every lease has lapsed at once, and live owners must get a chance
 -- to renew. The fraction marks a lease that was looked at before; renewals write whole numbers.
-local lapsed, first, second = due_of(leases), {}, {}
+local lapsed, next_lapse = due_of(leases)
+local first, second = {}, {}
+if next_lapse then
+  due_in(next_lapse - now)
+end
 for i = 1, #lapsed, 2 do
   if lapsed[i + 1] % 1 == 0 then
     first[#first + 1], first[#first + 2] = string.format('%.1f', now + grace + 0.5), lapsed[i]
@@ -397,6 +401,20 @@ local found = left > #jobs and (was_limited == 'room' or concurrency and #second
 if limited ~= 'paused' and (was_limited == 'paused' or found) then
   make_room(room)
 end
+-- One worker waits for the next due time, and writes down that it does; the others come a little later, in case it has
+-- died by then. (Leases lapse when a worker has died, perhaps the one that would wait.)
+if next_due then
+  local me = string.match(token, '^(.*):')
+  local who, at = string.match(redis.call('GET', watch) or '', '^(.+) (%d+)$')
+  at = tonumber(at or 0)
+  local other = who ~= me and at > now and at <= next_due
+  if next_due > now and not other and (who ~= me or at ~= next_due) then
+    relieve()
+    redis.call('SET', watch, me .. ' ' .. int(next_due), 'PX', int(next_due - now))
+  end
+  due_in(next_due - now + (other and LATER or 0))
+end
+
 -- A time has come when the clock's whole ms reach it; the part of one that has passed is not waited for again.
 local wait = math.ceil(hint)
 wait = wait > 0 and part and string.format('%.1f', math.max(wait - part, 0.1)) or int(wait)
