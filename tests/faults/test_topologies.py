@@ -164,6 +164,7 @@ async def test_a_job_whose_record_moves_before_the_lists_is_kept(cluster: list[r
         home.zadd(keys.dead, {"somebody": time.time() * 1000})
         home.hset(keys.config, "note", "x")
         home.rpush(keys.room, "1")
+        home.set(keys.watch, "somebody 1")
         await asyncio.sleep(0.1)
         other.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
         home.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
