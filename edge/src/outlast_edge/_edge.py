@@ -80,6 +80,8 @@ if TYPE_CHECKING:
     from outlast import AsyncClient, AsyncJobs, Job
 
     AnyJob = Job[Any, Any]
+else:
+    AnyJob = Any  # of annotations alone; to enqueue, Job is not loaded
 
 __all__ = ["ANY", "Action", "Authorize", "Edge"]
 

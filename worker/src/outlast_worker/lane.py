@@ -53,6 +53,8 @@ class AsyncLink:
                 raise asyncio.CancelledError
         except (RedisError, OSError) as error:
             raise not_connected(error, place, address) from error
+        except RuntimeError as error:  # of uvloop: it was closed again while the login was on its way
+            raise closed(place.at(address), sent=False) from error
         except BaseException:
             await made.disconnect(nowait=True)
             raise
@@ -71,7 +73,7 @@ class AsyncLink:
                     self._replies.feed(received, out)
         except TimeoutError as error:
             raise late(self.label, limit) from error
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             raise closed(self.label, sent=True) from error
         except ValueError as error:
             raise strange(self.label) from error
@@ -86,7 +88,7 @@ class AsyncLink:
     async def close(self, gone: Future[None] | None = None) -> None:
         """`gone`: tells whoever took the connection over that it is closed."""
         writer = self._writer
-        with suppress(RedisError, OSError):
+        with suppress(RedisError, OSError, RuntimeError):
             await self._connection.disconnect(nowait=True)
         try:
             async with asyncio.timeout(GOODBYE):
