@@ -84,7 +84,8 @@ class Both:
             self._runner.close()
 
 
-@pytest.fixture(params=["sync", "async", "sync hiredis", "async hiredis", "uvloop hiredis"])
+# All other tests have hiredis, as it is installed for them.
+@pytest.fixture(params=["sync", "async", "uvloop hiredis"])
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Both]]:
     made: list[Both] = []
     kind, _, reader = request.param.partition(" ")
