@@ -9,7 +9,7 @@ DIGESTS: dict[str, str] = {
     "purge_dead": "31465e4d790558c446c393518b9312f06830e8d8",
     "release": "79bdf46eb387d323ed85252b7fff2a5dd41a1bf1",
     "renew": "bc30f81a3d93c03902b05fabd18474378c3800a6",
-    "reserve": "93ffb6558d512daf3f98fa7cd3c5e4ee318fda40",
+    "reserve": "8e37961ce3f0354489c1c3633b41292dc49cbf32",
     "retry": "9010e2f02ffd16bd14e296aab302e556ec511976",
     "retry_dead": "a01ac726e04b2ed9416215f9b0bc5bd488e8c727",
     "settle": "49aa8da3e86a1ce06765d7b7e10097178b4878d8",

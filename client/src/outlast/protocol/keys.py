@@ -53,7 +53,12 @@ KEY_TABLE = (
         "what the worker's latest reserve took, for a repeat; at <worker>+1 for a second one under way",
         "2 x lease",
     ),
-    ("watch", "string", "the worker that waits for the next time in `scheduled`, and that time in ms", "until then"),
+    (
+        "watch",
+        "string",
+        "the worker that waits for the next time in `scheduled`, and that time in ms",
+        "a second longer",
+    ),
     ("ctl:<worker>", "list", "cancels pushed to a worker", "10 minutes"),
     ("absent", "none", "nothing: scripts that find keys by themselves name it, see `Keys.absent`", "never is"),
     ("hooks:<key>", "any", "the delivery queue of webhooks: each of these keys once more", "as that key"),

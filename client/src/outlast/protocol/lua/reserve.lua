@@ -410,7 +410,7 @@ if next_due then
   local other = who ~= me and at > now and at <= next_due
   if next_due > now and not other and (who ~= me or at ~= next_due) then
     relieve()
-    redis.call('SET', watch, me .. ' ' .. int(next_due), 'PX', int(next_due - now))
+    redis.call('SET', watch, me .. ' ' .. int(next_due), 'PX', int(next_due - now + LATER))
   end
   due_in(next_due - now + (other and LATER or 0))
 end
