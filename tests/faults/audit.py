@@ -22,12 +22,15 @@ HOME = {"waiting": "ready", "scheduled": "scheduled", "active": "leases", "faile
 """Where a job of a status is listed; one that completed or was cancelled is listed nowhere."""
 KINDS = {
     **{"ready": b"zset", "scheduled": b"zset", "leases": b"zset", "dead": b"zset", "seq": b"string"},
-    **{"signal": b"list", "config": b"hash", "room": b"list", "workers": b"hash"},
+    **{"signal": b"list", "config": b"hash", "room": b"list", "workers": b"hash", "schedules": b"hash"},
+    "watch": b"string",
 }
 KINDS_OF = {
     **{"job": b"hash", "events": b"stream", "steps": b"hash", "idem": b"string"},
-    **{"owner": b"zset", "usage": b"hash", "take": b"string", "ctl": b"list", "watch": b"string"},
+    **{"owner": b"zset", "usage": b"hash", "take": b"string", "ctl": b"list"},
 }
+FADING = ("owner", "usage", "take", "ctl", "watch")
+"""What nobody takes away: it has to go by itself."""
 OF_A_JOB = ("job", "events", "steps")
 SLACK_MS = 100
 """Two processes read their clocks one after the other."""
@@ -146,7 +149,7 @@ class _Keys:
                 yield f"orphan key: {name!r} has no job"
             elif kind == "idem":
                 yield from self._mapping(rest)
-            elif kind in ("owner", "usage", "take", "ctl", "watch") and self.raw.pttl(self.base + name) == -1:
+            elif kind in FADING and self.raw.pttl(self.base + name) == -1:
                 yield f"orphan key: {name!r} stays for ever"
         if (bells := self.raw.llen(self.base + "signal")) > 1000:  # type: ignore[operator]
             yield f"orphan key: {bells} doorbells"

@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 import redis
-from tests.faults.audit import audit_calls, audit_history, audit_keys, read_aof, read_calls, read_history
+from tests.faults.audit import (
+    KINDS,
+    KINDS_OF,
+    audit_calls,
+    audit_history,
+    audit_keys,
+    read_aof,
+    read_calls,
+    read_history,
+)
 from tests.faults.servers import journalled
 
 from outlast import Client, Queue
 from outlast.protocol import Keys, calls
+from outlast.protocol.keys import KEY_TABLE
 from outlast_worker.tcp import TcpTransport
 
 TIMES = {"lease_ms": 60_000, "result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
@@ -41,6 +51,12 @@ def accepted(valkey_url: str, queue_name: str, keys: Keys) -> set[str]:
 def test_a_queue_in_order_has_no_findings(raw: redis.Redis, queue_name: str, accepted: set[str]) -> None:
     assert audit_keys(raw, queue_name, accepted) == []
     assert [line.partition(":")[0] for line in audit_keys(raw, queue_name, accepted, at_rest=True)] == ["lost"] * 3
+
+
+def test_the_auditor_knows_each_key_that_a_queue_has() -> None:
+    table = {name.partition(":")[0]: kind.encode() for name, kind, _, _ in KEY_TABLE}
+    assert table == {**KINDS, **KINDS_OF, "absent": b"none", "hooks": b"any"}
+    assert {name for name, *_ in KEY_TABLE if ":" not in name} == {*KINDS, "absent"}
 
 
 Plant = Callable[[redis.Redis, Keys], Any]
@@ -88,6 +104,7 @@ PLANTS: dict[str, tuple[str, Plant]] = {
     "a key of a made-up name": ("orphan key", lambda raw, keys: raw.set(keys.base + "lock", 1)),
     "a key of another type": ("orphan key", lambda raw, keys: raw.set(keys.room, 1)),
     "a push list that stays for ever": ("orphan key", lambda raw, keys: raw.lpush(keys.ctl("w"), ".")),
+    "a watch that stays for ever": ("orphan key", lambda raw, keys: raw.set(keys.watch, "somebody 1")),
     "a mapping to nobody": ("orphan key", lambda raw, keys: raw.set(keys.idem("key-x"), "nobody")),
     "a mapping that a failed job holds": (
         "orphan key",
