@@ -75,9 +75,16 @@ MUTATIONS = [
     _script(
         "enqueue:repeat",
         "an enqueue whose reply was lost is refused as a second job under its id",
-        "if old[2] == nonce then",
-        "if false then",
+        "if old[2] == nonce or",
+        "if",
         f"{REPEATS}[enqueue with an own id]",
+    ),
+    _script(
+        "enqueue:repeat-by-id",
+        "an enqueue whose reply was lost makes its job a second time",
+        "or nonce == '' and old[5] then",
+        "then",
+        f"{REPEATS}[enqueue]",
     ),
     _script(
         "enqueue:repeat-by-key",

@@ -200,7 +200,7 @@ class Lab:
 
     def enqueue_call(self, id: str = "job-a", *, own: bool = True, **options: Any) -> Call[Enqueued]:
         given = {
-            "nonce": f"nonce-{next(_nonces)}",
+            "nonce": f"nonce-{next(_nonces)}" if own or options.get("key") else "",
             "payload": "{}",
             "max_attempts": 3,
             "key_ttl_ms": RESULT_TTL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from binascii import b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -46,6 +47,7 @@ BLOCK = 10.0
 OUTAGE = 60.0
 """Seconds of nothing but faults after which a watch that had begun gives up. Its cursor resumes it."""
 PAGE_LIMIT = 1000
+_ALPHANUMERIC = bytes.maketrans(b"+/", b"AZ")
 
 
 class ClientBase:
@@ -89,6 +91,14 @@ class Order(NamedTuple):
 
     id: str
     call: Call[Enqueued]
+
+
+def _random_id() -> str:
+    """24 letters and digits, some 142 random bits: an id is no credential, but it must not be guessed either.
+
+    Short, because the database keeps it three times, and without a sign that a URL or a command line would mind.
+    """
+    return b2a_base64(os.urandom(18), newline=False).translate(_ALPHANUMERIC).decode()
 
 
 def stamped(answer: Enqueued, sync_token: str | None) -> Enqueued:
@@ -150,15 +160,14 @@ class JobsBase(Generic[P, R]):
         if trace is not None:
             extra.append(("trace", trace))
         text = queue.encode_payload(payload)
-        # 128 random bits: an id is no credential, but it must not be guessed either.
-        job_id = os.urandom(16).hex() if id is None else check_id(id)
+        job_id = _random_id() if id is None else check_id(id)
         if webhook is not None:
             extra.append(("webhook", self._webhook(job_id, webhook, owner)))
         call = calls.enqueue(
             self._keys,
             id=job_id,
             # What tells a repeat of this call from another one that means the same job. One's own random id does.
-            nonce=os.urandom(12).hex() if id is not None or key else job_id[:8],
+            nonce=os.urandom(12).hex() if id is not None or key else "",
             payload=text,
             max_attempts=queue.max_attempts
             if max_attempts is None

@@ -79,7 +79,7 @@ export class Queue {
       {
         now: "", // the server's clock
         id,
-        nonce: random(12), // tells a repeat of this call, whose reply was lost, from another call
+        nonce: own || key ? random(12) : "", // tells a repeat of this call, whose reply was lost, from another call
         payload: text,
         max_attempts: String(options.maxAttempts ?? this.maxAttempts),
         priority: String(options.priority ?? 0),

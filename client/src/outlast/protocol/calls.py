@@ -202,6 +202,8 @@ def enqueue(
 ) -> Call[Enqueued]:
     """Make a job. `id` and `nonce` are minted once per call, so that a repeat of the same call is recognised.
 
+    Without a key, an id that was drawn at random is enough, and the nonce empty: the record need not keep one.
+
     `own_id`: the caller chose the id, so that it may have been used before. `extra` are added record fields.
     `schedule`: the name of one, and when it is due: the run is made once, and none for an earlier time after it.
     """

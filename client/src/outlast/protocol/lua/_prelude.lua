@@ -153,7 +153,7 @@ local function announce(job, id, webhook, status, ended)
   local payload = '{"status":"' .. status .. '","at":' .. ended .. ',' .. string.sub(webhook, 2)
   redis.call('HSET', hooks .. 'job:' .. delivery, 'id', delivery, 'payload', payload, 'status', 'waiting', 'attempt', '0',
     'maxAttempts', HOOK_ATTEMPTS, 'priority', '0', 'createdAt', ended, 'updatedAt', ended, 'progress', '0',
-    'idempotencyKey', '', 'idemTtlMs', '0', 'gen', ended, 'nonce', delivery)
+    'idempotencyKey', '', 'idemTtlMs', '0', 'gen', ended)
   redis.call('ZADD', hooks .. 'ready', int(9 * RANK + seq), delivery)
   ring(hooks .. 'signal', 1)
 end

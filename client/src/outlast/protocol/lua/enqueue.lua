@@ -4,6 +4,7 @@ KEYS  job signal lane seq? events? dead? steps? idem? config? schedules?
 ARGV  now id nonce payload max_attempts priority delay_ms own key key_ttl_ms hash expires_ms deadline_ms schedule due extra...
 REPLY created id | duplicate id | conflict id | in_use status | too_large limit
       config is given with a payload of more than 16 KiB: only those are held against the queue's limit;
+      nonce: of the call; empty if its id is random and no key given, so that a record with that id is this call's
       schedule: the run that it has at `due`, which is made once; duplicate: it was made, and so was every earlier one
 ]]
 local job, signal, lane = KEYS[1], KEYS[2], KEYS[3]
@@ -44,7 +45,7 @@ end
 
 local old = redis.call('HMGET', job, 'status', 'nonce', 'gen', 'idempotencyKey', 'id')
 local status = old[1]
-if old[2] == nonce then
+if old[2] == nonce or nonce == '' and old[5] then
   return { 'created', id } -- the same call again: its first reply was lost
 end
 if schedules and old[5] then -- somebody deleted `schedules`, but not the job
@@ -104,8 +105,11 @@ end
 local fields = {
   'id', id, 'payload', payload, 'status', delay > 0 and 'scheduled' or 'waiting', 'attempt', '0',
   'maxAttempts', max_attempts, 'priority', priority, 'createdAt', int(now), 'updatedAt', int(now),
-  'progress', '0', 'idempotencyKey', key, 'idemTtlMs', key_ttl, 'gen', int(gen), 'nonce', nonce,
+  'progress', '0', 'idempotencyKey', key, 'idemTtlMs', key_ttl, 'gen', int(gen),
 }
+if nonce ~= '' then
+  fields[#fields + 1], fields[#fields + 2] = 'nonce', nonce
+end
 if expires ~= '' then
   fields[#fields + 1], fields[#fields + 2] = 'expiresAt', int(now + expires)
 end
