@@ -12,12 +12,14 @@ from tests.servers import start_valkey
 
 from outlast import AsyncClient, Queue
 from outlast_worker import JobContext, Worker
+from outlast_worker.costs import idle_month
 from outlast_worker.gateway import Database, GatewayConfig, GatewayServer
+from outlast_worker.registration import PROMPT, THRIFTY
 
 FREE = {"info", "config|resetstat", "hello", "auth", "select", "client|setinfo", "client|setname", "ping", "monitor"}
-MONTH, DAY = 30 * 86_400, 86_400
-QUIET = 66.0
-"""Seconds of doing nothing that are counted: two blocks and a sign of life of a worker."""
+DAY = 86_400
+QUIET = 30.0
+"""Seconds of doing nothing that are counted: 60 of a worker's blocks, which are shortened for that."""
 
 
 class Counter:
@@ -27,9 +29,15 @@ class Counter:
     def reset(self) -> None:
         self._raw.config_resetstat()
 
-    def total(self) -> int:
+    def _calls(self) -> dict[str, int]:
         stats: dict[str, dict[str, int]] = self._raw.info("commandstats")
-        return sum(value["calls"] for name, value in stats.items() if name.removeprefix("cmdstat_").lower() not in FREE)
+        return {name.removeprefix("cmdstat_").lower(): value["calls"] for name, value in stats.items()}
+
+    def of(self, command: str) -> int:
+        return self._calls().get(command, 0)
+
+    def total(self) -> int:
+        return sum(calls for name, calls in self._calls().items() if name not in FREE)
 
 
 async def enqueue(url: str, count: Counter, **options: Any) -> float:
@@ -69,13 +77,18 @@ async def generation(url: str, count: Counter, **options: Any) -> float:
 
 
 async def idle(url: str, count: Counter, **options: Any) -> float:
-    worker = Worker(url, **options)
+    """What a block costs, counted over enough of them for what only some of them do, and as many as a month has."""
+    worker = Worker(url, block=0.5, **options)
     worker.handles(Queue("bill"))(lambda job: None)
     async with worker:
         await asyncio.sleep(2)
         count.reset()
         await asyncio.sleep(QUIET)
-        return count.total() * MONTH / QUIET
+        blocks = count.of("blpop")
+        signs = count.of("hset")
+        per_block = (count.total() - signs) / blocks
+    pace = THRIFTY if options.get("economy") else PROMPT
+    return idle_month(pace, min(pace.block, 60 * pace.share), per_block)
 
 
 async def viewer(url: str, count: Counter, **options: Any) -> float:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COMMANDS", "DOLLARS", "Workload", "estimate"]
+from .registration import PROMPT, THRIFTY, Pace
+
+__all__ = ["COMMANDS", "DOLLARS", "Workload", "estimate", "idle_month"]
 
 COMMANDS = {
     "enqueue plain": 7,
@@ -23,6 +25,8 @@ COMMANDS = {
     "cancel active": 6,
     "get": 1,
 }
+PER_BLOCK = 4.3
+"""Of an idle worker: it waits and looks at what is due; one look in ten is a reserve."""
 DOLLARS = 0.20 / 100_000
 """Upstash, pay as you go, one region, November 2026."""
 MONTH = 30 * 86_400
@@ -38,17 +42,29 @@ class Workload:
     keys: bool = True
     viewers: float = 1.0
     workers: int = 1
-    emit_interval: float = 0.05
+    economy: bool = True
+    """As a worker chooses by itself where commands are billed."""
+    emit_interval: float | None = None
+    """None: as the pace has it."""
     lease: float = 60.0
-    idle_per_worker: int = 415_000
-    """At the default pace; about 270,000 in economy mode."""
+
+    @property
+    def pace(self) -> Pace:
+        return THRIFTY if self.economy else PROMPT
+
+
+def idle_month(pace: Pace, block: float, per_block: float = PER_BLOCK) -> float:
+    """What a worker without work is billed for in 30 days: it waits, looks, and says that it is there."""
+    return MONTH / block * per_block + MONTH / pace.seen
 
 
 def estimate(work: Workload) -> dict[str, float]:
     """Billed commands a month, by what causes them."""
     kind = " with a key" if work.keys else ""
-    flushes = max(1.0, min(work.tokens, work.seconds / work.emit_interval)) if work.tokens else 0.0
-    renewals = work.seconds // (work.lease / 4)
+    pace = work.pace
+    interval = pace.emit_interval if work.emit_interval is None else work.emit_interval
+    flushes = max(1.0, min(work.tokens, work.seconds / interval)) if work.tokens else 0.0
+    renewals = work.seconds // min(pace.beat, work.lease / pace.beats)
     # A reader over HTTP asks again 0.15 s after data came, for as long as it comes.
     polls = work.seconds / 0.2 if flushes else work.seconds / 2
     return {
@@ -57,5 +73,5 @@ def estimate(work: Workload) -> dict[str, float]:
         "stream": work.jobs * (flushes * COMMANDS["flush of 1"] + renewals * 3),
         "end": work.jobs * COMMANDS[f"settle{kind}"],
         "viewers": work.jobs * work.viewers * polls,
-        "idle workers": work.workers * work.idle_per_worker,
+        "idle workers": work.workers * idle_month(pace, min(pace.block, work.lease * pace.share)),
     }

@@ -19,7 +19,12 @@ def cost(
     viewers: Annotated[float, Option(min=0, help="Viewers of each job over HTTP, while it runs.")] = 1.0,
     workers: Annotated[int, Option(min=0, help="Worker processes.")] = 1,
     keys: Annotated[bool, Option("--keys/--no-keys", help="Whether jobs have an idempotency key.")] = True,
-    emit_interval: Annotated[float, Option(min=0.001, help="Worker(emit_interval=…).")] = 0.05,
+    economy: Annotated[
+        bool, Option("--economy/--no-economy", help="Worker(economy=…); on by itself for Upstash hosts.")
+    ] = True,
+    emit_interval: Annotated[
+        float | None, Option(min=0.001, help="Worker(emit_interval=…); by default 0.3 in economy mode, else 0.05.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """What a workload costs a month, in billed commands and dollars.
@@ -31,7 +36,7 @@ def cost(
     """
     from outlast_worker.costs import DOLLARS, Workload, estimate
 
-    work = Workload(jobs, tokens, seconds, keys, viewers, workers, emit_interval)
+    work = Workload(jobs, tokens, seconds, keys, viewers, workers, economy, emit_interval)
     parts = estimate(work)
     total = sum(parts.values())
     if as_json:
