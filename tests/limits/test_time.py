@@ -150,17 +150,17 @@ async def test_a_start_that_comes_too_late_and_an_end_that_does(
         for payload, options, error in (
             (None, {}, "JobExpiredError: the job expired before it could start"),
             ("hangs", {"deadline": 0.3}, "TimeoutError: the job reached its deadline"),
-            ("hangs", {"timeout": 0.2, "deadline": 0.3, "max_attempts": 1}, "longer than 0.2 s"),
-            ("fails", {"deadline": 0.5}, "ValueError"),
+            ("hangs", {"timeout": 0.2, "deadline": 5, "max_attempts": 1}, "longer than 0.2 s"),
+            ("fails", {"deadline": 1.5}, "ValueError"),
         ):
             job = expired if payload is None else await jobs.enqueue(payload, **options)
             with pytest.raises(JobFailedError) as failed:
                 await jobs.wait(job.id, timeout=10)
             assert error in failed.value.error
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 8
     assert "never" not in ran
     assert ran.count("hangs") == 2
-    assert 2 < ran.count("fails") < 60, "it was tried until the deadline left no time for another"
+    assert 2 < ran.count("fails") < 100, "it was tried until the deadline left no time for another"
 
 
 async def test_a_blocked_loop_is_named_and_turns_health_off_until_it_goes_on(

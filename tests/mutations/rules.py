@@ -250,6 +250,20 @@ MUTATIONS = [
         f"{TRANSITIONS}test_one_worker_waits_for_the_next_due_time_and_the_others_come_a_second_later",
     ),
     _script(
+        "reserve:mark",
+        "a lapsed lease wakes every worker that waits",
+        "(theirs and LATER or 0)",
+        "0",
+        f"{TRANSITIONS}test_a_lapsed_lease_is_waited_for_by_whoever_found_it_and_the_others_come_a_second_later",
+    ),
+    _script(
+        "reserve:own-mark",
+        "who found a lapsed lease forgets it when it looks for another reason",
+        "next_lapse % 1 ~= 0 and next_lapse % 1 ~= mark",
+        "next_lapse % 1 ~= 0",
+        f"{TRANSITIONS}test_a_lapsed_lease_is_waited_for_by_whoever_found_it_and_the_others_come_a_second_later",
+    ),
+    _script(
         "reserve:priority",
         "a delayed job loses its priority when it is due",
         "    to_ready(id, r[3])",

@@ -33,6 +33,8 @@ from .lab import LEASE, Holder, Lab, text_of
 
 LONG = int(os.environ.get("OUTLAST_LONG", "0"))
 GRACE = calls.grace_ms(LEASE)
+MARK = 1 / 512
+"""Of a worker whose id does not begin with hexadecimal digits."""
 LAPSED = "Worker lease expired before the job finished"
 OWN = ["a", "b", "c"]
 GHOSTS = ["ghost-1", "ghost-2"]
@@ -101,7 +103,7 @@ class Model:
                 moved.append(self.jobs[id])
         for id in self._due(self.leases, now):
             if self.leases[id] % 1 == 0:
-                self.leases[id] = now + GRACE + 0.5
+                self.leases[id] = now + GRACE + MARK
                 continue
             del self.leases[id]
             job = self.jobs.get(id)

@@ -455,7 +455,7 @@ def test_a_lapsed_lease_that_nobody_took_is_renewed_by_a_flush(lab: Lab) -> None
     job = lab.running()
     lab.now += LEASE + 1
     lab.reserve(0)
-    assert lab.score("leases") % 1 == 0.5
+    assert lab.score("leases") % 1 != 0
     assert job.emit("x", renew=True) == "ok"
     assert lab.score("leases") == lab.now + LEASE
 
@@ -915,6 +915,21 @@ def test_a_worker_that_died_waiting_is_replaced_a_second_later(lab: Lab) -> None
     assert lab.reserve(worker="two").hint_ms == 5000 + LATER
     lab.now += 5000 + LATER
     assert [job.id for job in lab.reserve(worker="two").jobs] == ["late"]
+
+
+def test_a_lapsed_lease_is_waited_for_by_whoever_found_it_and_the_others_come_a_second_later(lab: Lab) -> None:
+    lab.running()
+    lab.now += LEASE
+    grace = calls.grace_ms(LEASE)
+    assert lab.reserve(worker="aa").hint_ms == grace + 1
+    assert grace < lab.reserve(worker="bb").hint_ms - LATER <= grace + 1
+    # Also when it looks again meanwhile, which it may for any other reason.
+    lab.now += 100
+    assert lab.reserve(worker="aa").hint_ms == grace + 1 - 100
+    assert lab.reserve(worker="bb").jobs == []
+    # It died: the next one takes the job at its own time.
+    lab.now += grace - 100 + LATER + 1
+    assert [job.attempt for job in lab.reserve(worker="bb").jobs] == [2]
 
 
 def test_who_waits_is_noted_on_a_full_database_too(own_lab: Lab, own_connection: redis.Redis) -> None:

@@ -28,6 +28,7 @@ from outlast.errors import (
     StoreFullError,
     TerminalJobError,
 )
+from outlast.observe import Attempt as Observed
 from outlast.observe import Outcome, Taken, observed, taken
 from outlast.protocol import calls
 from outlast.protocol.calls import Call, Reserved
@@ -115,6 +116,15 @@ class Attempt:
         self._usage: Usage | None = None
         if job.usage or job.budget or self._queue.budget:
             self.usage()
+        self._watched: Observed | None = None
+        self._decided: _Outcome | None = None
+        """What becomes of the job although its handler does not run."""
+        self._broken: Exception | None = None
+        self._context: Any = None
+        """What the handler was given."""
+        self._timeout_ms: int | None = None
+        """None: what comes first is the job's deadline."""
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: Any = None
         self._error: BaseException | None = None
@@ -199,16 +209,30 @@ class Attempt:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """From the payload to the settled job. Raises nothing."""
-        leases = self._engine.leases
-        leases.add(self._lease)
+    def start(self) -> None:
+        """From the payload to the handler, which runs from the loop's next turn on. Raises nothing; `run` goes on."""
+        self._engine.leases.add(self._lease)
         logs.current.set((self._queue.name, self.job.id, self.job.attempt))
-        watched = taken(self._taken()) if observed() else None
-        ended: Outcome = "lost"
+        self._watched = taken(self._taken()) if observed() else None
         try:
             # A reserve that was under way when the worker was told to stop: straight back with its jobs.
-            outcome = _Outcome("release") if self._engine.stopping else await self._attempt()
+            self._decided = _Outcome("release") if self._engine.stopping else self._begin()
+        except Exception as error:
+            self._broken = error
+
+    async def run(self) -> None:
+        """From the running handler to the settled job. Raises nothing."""
+        leases, watched = self._engine.leases, self._watched
+        ended: Outcome = "lost"
+        try:
+            if self._broken is not None:
+                raise self._broken
+            outcome = self._decided
+            if outcome is None:
+                await self._ended
+                if self._timer is not None:
+                    self._timer.cancel()
+                outcome = self._outcome()
             if watched is not None:
                 watched.settling(outcome.word)
             ended = await self._finish(outcome)
@@ -225,7 +249,7 @@ class Attempt:
             elif self._nag is not None:
                 self._nag.cancel()
             self._free()
-            self._result = self._error = None
+            self._result = self._error = self._context = self._broken = None
             if not self._running:
                 # They call back, in circles: cut here, an attempt's memory is free at once. The garbage collector,
                 # had it to find them, would take a fifth of a busy worker's time.
@@ -254,7 +278,8 @@ class Attempt:
                 self._nag.cancel()
             self._free()
 
-    async def _attempt(self) -> _Outcome:
+    def _begin(self) -> _Outcome | None:
+        """Start the handler, unless it is decided already what becomes of the job."""
         job, now = self.job, self._engine.clock.now_ms()
         for limit, what in ((job.expires_at_ms, "expired"), (job.deadline_at_ms, "reached its deadline")):
             if limit is not None and limit <= now:
@@ -266,21 +291,18 @@ class Attempt:
         except Exception as error:
             text = policy.error_text(error)
             logger.error("job %r of queue %r cannot run: %s", job.id, self._queue.name, text)
-            self._tell(error, None)
+            self._tell(error)
             return _Outcome("settle", "failed", text)
         timeout_ms = job.timeout_ms or self._terms.timeout_ms or self._queue.timeout_ms
-        late = f"the attempt ran longer than {timeout_ms / 1000:g} s"
         if job.deadline_at_ms is not None and job.deadline_at_ms - now <= timeout_ms:
-            timeout_ms, late = job.deadline_at_ms - now, "the job reached its deadline"
+            timeout_ms = job.deadline_at_ms - now
+        else:
+            self._timeout_ms = timeout_ms
         self._lease.until = time.monotonic() + timeout_ms / 1000
-        timer = self._loop.call_later(timeout_ms / 1000, self.stop, "timeout")
-        context = self._context(payload)
-        try:
-            self._start(context)
-            await self._ended
-        finally:
-            timer.cancel()
-        return await self._outcome(context, late)
+        self._context = self._make_context(payload)
+        self._start_handler(self._context)
+        self._timer = self._loop.call_later(timeout_ms / 1000, self.stop, "timeout")
+        return None
 
     def _payload(self) -> Any:
         limit, text = self._terms.max_payload, self.job.payload
@@ -292,7 +314,7 @@ class Attempt:
             raise InvalidArgumentError(f"the payload has {size} bytes of JSON; the queue's limit is {limit}")
         return self._queue.decode_payload(self.job.payload)
 
-    def _context(self, payload: Any) -> JobContext[Any] | SyncJobContext[Any]:
+    def _make_context(self, payload: Any) -> JobContext[Any] | SyncJobContext[Any]:
         job = self.job
         fields: dict[str, Any] = {
             "id": job.id,
@@ -308,15 +330,12 @@ class Attempt:
         }
         return JobContext(**fields) if self._registration.is_async else SyncJobContext(loop=self._loop, **fields)
 
-    def _start(self, context: Any) -> None:
+    def _start_handler(self, context: Any) -> None:
         handler = self._registration.handler
-        self._count(1)
         if self._registration.is_async:
             self._task = self._loop.create_task(self._call(handler, context), name=f"outlast job {self.job.id}")
             # Not in `_call` itself: a task that is cancelled before its first step never runs a line of it.
             self._task.add_done_callback(lambda _: self._handler_ended())
-            if self.signal.is_set():
-                self._task.cancel()
         else:
             # A thread of its own, and a daemon: a pool would wait for a stuck handler when the process ends.
             threading.Thread(
@@ -325,6 +344,7 @@ class Attempt:
                 name=f"outlast job {self.job.id}",
                 daemon=True,
             ).start()
+        self._count(1)
 
     async def _call(self, handler: Callable[[Any], Any], context: Any) -> None:
         try:
@@ -358,7 +378,7 @@ class Attempt:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    async def _outcome(self, context: Any, late: str) -> _Outcome:
+    def _outcome(self) -> _Outcome:
         error, result = self._error, self._result
         try:
             match self.signal.reason:
@@ -369,16 +389,20 @@ class Attempt:
                 case "shutdown":
                     return _Outcome("release")
                 case "timeout":
-                    timeout = TimeoutError(late)
-                    return self._failed(timeout, policy.error_text(timeout), context)
+                    timeout = TimeoutError(
+                        "the job reached its deadline"
+                        if self._timeout_ms is None
+                        else f"the attempt ran longer than {self._timeout_ms / 1000:g} s"
+                    )
+                    return self._failed(timeout, policy.error_text(timeout))
                 case None:
                     pass
             if self._usage is not None and (over := self._usage.exceeded()) is not None:
                 self._log(over, "is over its budget")
-                self._tell(over, context)
+                self._tell(over)
                 return _Outcome("settle", "failed", policy.error_text(over))
             if error is None:
-                return self._completed(result, context)
+                return self._completed(result)
             if isinstance(error, RateLimitedError):
                 self._log(error, "gave its attempt back")
                 return _Outcome("release", body=policy.error_text(error), pause_ms=-int(-error.retry_after * 1000 // 1))
@@ -387,15 +411,15 @@ class Attempt:
                 return _Outcome("release", body=policy.error_text(error))
             if isinstance(error, asyncio.CancelledError):
                 text = "CancelledError: raised inside the handler; nobody cancelled the job"
-                return self._failed(error, text, context)
-            return self._failed(error, policy.error_text(error), context)
+                return self._failed(error, text)
+            return self._failed(error, policy.error_text(error))
         finally:
             if error is not None:
                 # What the handler's frames still hold, a provider's stream above all, closes now and not when the
                 # garbage collector comes by.
                 traceback.clear_frames(error.__traceback__)
 
-    def _completed(self, result: Any, context: Any) -> _Outcome:
+    def _completed(self, result: Any) -> _Outcome:
         try:
             if inspect.isawaitable(result):
                 if inspect.iscoroutine(result):
@@ -405,7 +429,7 @@ class Attempt:
         except Exception as error:
             # Another attempt would cost as much and end the same way.
             self._log(error, "returned what cannot be stored")
-            self._tell(error, context)
+            self._tell(error)
             return _Outcome("settle", "failed", policy.error_text(error))
 
     def _encode(self, result: Any) -> str:
@@ -418,9 +442,9 @@ class Attempt:
                 raise
             return self._queue.encode_result(mended)
 
-    def _failed(self, error: BaseException, text: str, context: Any) -> _Outcome:
+    def _failed(self, error: BaseException, text: str) -> _Outcome:
         self._log(error, "failed")
-        self._tell(error, context)
+        self._tell(error)
         job = self.job
         if job.attempt >= job.max_attempts or not self._engine.may_retry(error):
             return _Outcome("settle", "failed", text)
@@ -450,8 +474,8 @@ class Attempt:
             exc_info=info,
         )
 
-    def _tell(self, error: BaseException, context: Any) -> None:
-        self._engine.on_error_of(error, context)
+    def _tell(self, error: BaseException) -> None:
+        self._engine.on_error_of(error, self._context)
 
     # -- settling ----------------------------------------------------------------------------------------------------
 

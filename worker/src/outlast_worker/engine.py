@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 import os
@@ -168,7 +169,11 @@ class Engine:
         self._end_burst()
 
     def begin(self, attempt: Attempt, ended: Callable[[], object]) -> None:
-        task = self.loop.create_task(attempt.run(), name=f"outlast attempt {attempt.job.id}")
+        # The handler is scheduled before the task that waits for its end, and runs a turn of the loop earlier than it
+        # would if that task had to start it. What observers put into the context is for both.
+        context = contextvars.copy_context()
+        context.run(attempt.start)
+        task = self.loop.create_task(attempt.run(), name=f"outlast attempt {attempt.job.id}", context=context)
         self._attempts[task] = attempt
 
         def done(task: asyncio.Task[None]) -> None:

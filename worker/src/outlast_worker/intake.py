@@ -262,8 +262,11 @@ class Intake:
         except OutlastError:
             return False  # the reserve will say what is wrong
         self._engine.reachable = True
+        # What another worker waits for: the next due time, or a lapsed lease that it has marked with a fraction.
         if abs(scheduled - self._armed_at) > 2:
-            scheduled += LATER  # another worker waits for it
+            scheduled += LATER
+        if leases % 1 and abs(leases - self._armed_at) > 2:
+            leases += LATER
         earliest = min(scheduled, leases)
         ahead = math.ceil(earliest - self._engine.clock.now_ms()) if earliest < inf else -1
         if (ready and k) or (earliest < inf and ahead <= 0):

@@ -9,7 +9,7 @@ DIGESTS: dict[str, str] = {
     "purge_dead": "a6f86336d23254c35016170f1870a30f8923e139",
     "release": "24f61d1f1cdfbc343f30910bd3159e1d946e3df6",
     "renew": "3369fcc0bffde71711f2898a5611b580f8ef693b",
-    "reserve": "193b7d95469222c591b9135a386bddb037cda895",
+    "reserve": "76e3cce106f46189930d4b72b9a3ffb0547fd6de",
     "retry": "159469fe5ef5c99a3d5ccf1789c91ae23b480d30",
     "retry_dead": "1ca17d35071b7d599ff74053b23088626112cee7",
     "settle": "34a2355db2384281e14e3c7d6dcaac1f3c5475e4",

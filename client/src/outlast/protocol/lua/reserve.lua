@@ -170,15 +170,18 @@ for _, id in ipairs(ids) do
 end
 
 -- Two looks: after a stall of the whole database every lease has lapsed at once, and live owners must get a chance
--- to renew. The fraction marks a lease that was looked at before; renewals write whole numbers.
+-- to renew. The fraction marks a lease that was looked at before, and by whom; renewals write whole numbers. Whoever
+-- marked it looks again, and the others a little later, in case that worker has died by then.
 local lapsed, next_lapse = due_of(leases)
+local mark = (1 + (tonumber(string.sub(token, 1, 2), 16) or 0)) / 512
 local first, second = {}, {}
 if next_lapse then
-  due_in(next_lapse - now)
+  local theirs = next_lapse % 1 ~= 0 and next_lapse % 1 ~= mark
+  due_in(next_lapse - now + (theirs and LATER or 0))
 end
 for i = 1, #lapsed, 2 do
   if lapsed[i + 1] % 1 == 0 then
-    first[#first + 1], first[#first + 2] = string.format('%.1f', now + grace + 0.5), lapsed[i]
+    first[#first + 1], first[#first + 2] = string.format('%.9f', now + grace + mark), lapsed[i]
   else
     second[#second + 1] = lapsed[i]
   end
