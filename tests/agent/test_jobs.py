@@ -172,6 +172,34 @@ async def test_trouble_that_does_not_pass_ends_as_an_answer_too(
     assert (await jobs.get(made.id)).attempt == 3
 
 
+DEEP = '{"account": ' + "[" * 600 + "]" * 600 + "}"
+
+
+@pytest.mark.parametrize(
+    ("turn", "says"),
+    [
+        (calls(("list_streams", '{"account": NaN}')), "Done."),
+        (calls(("list_streams", DEEP)), "Done."),
+        (calls(("half_a_pair", "{}")), "Done."),
+        (text("half \ud83d"), "half \ufffd"),
+    ],
+    ids=["no JSON", "deep", "half a pair of a tool", "half a pair of the model"],
+)
+async def test_odd_output_of_models_and_tools_ends_no_run(
+    valkey_url: str, client: AsyncClient, queue_name: str, model: ChatModel, provider: Provider, turn: Any, says: str
+) -> None:
+    def half_a_pair() -> str:
+        return "\ud83d"
+
+    agent = Agent(queue=queue_name, tools=[list_streams, half_a_pair], model=model)
+    provider.script = [turn, text("Done.")]
+    jobs: Any = client.queue(agent.queue)
+    async with worker_of(valkey_url, agent):
+        made = await jobs.enqueue(REQUEST)
+        assert (await jobs.wait(made.id, timeout=20))["text"] == says
+    assert (await jobs.get(made.id)).attempt == 1
+
+
 async def test_a_rate_limit_uses_no_attempt(
     valkey_url: str, client: AsyncClient, agent: Agent, provider: Provider
 ) -> None:

@@ -218,6 +218,16 @@ async def test_an_endpoint_that_does_not_stream(provider: Provider, model: ChatM
     )
 
 
+@pytest.mark.parametrize("usage", ["much", {"prompt_tokens": -1, "completion_tokens": 1.5, "prompt_tokens_details": 1}])
+async def test_an_answer_that_was_paid_for_is_kept_whatever_its_endpoint_counts(
+    provider: Provider, model: ChatModel, usage: Any
+) -> None:
+    whole = {"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}], "usage": usage}
+    provider.script = [(200, {}, whole)]
+    result = await answer(Agent(model=model))
+    assert (result["text"], result["usage"]) == ("Yes.", {"llm_calls": 1})
+
+
 async def test_options_reach_the_endpoint(provider: Provider) -> None:
     model = ChatModel("m", base_url=provider.url, options={"temperature": 0, "stream_options": None})
     await answer(Agent(model=model, max_output_tokens=99))
@@ -321,7 +331,10 @@ async def test_the_time_of_a_call_is_limited_and_lowered(provider: Provider, mod
 # -- the provider's trouble --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", [408, 500, 503, "cut", (200, {}, {"choices": "what"})])
+PARTS = {"choices": [{"message": {"content": [{"type": "text", "text": "Yes."}]}, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize("trouble", [408, 500, 503, "cut", (200, {}, {"choices": "what"}), (200, {}, PARTS)])
 async def test_trouble_that_passes_is_tried_again_and_told_after_the_last_attempt(
     provider: Provider, model: ChatModel, trouble: Any
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outlast import Queue, ReplyShapeError
+from outlast import InvalidArgumentError, Queue, ReplyShapeError
 from outlast_worker.agent import Agent
 from outlast_worker.agent.messages import Party, PromptRequest, reply
 
@@ -138,6 +138,20 @@ def test_every_setting_has_a_default() -> None:
     agent = Agent()
     assert agent.queue.name == "agent"
     assert agent.queue.max_payload == 524_288
+
+
+@pytest.mark.parametrize("setting", [{"name": "my worker"}, {"instance": ""}, {"max_output_tokens": 0}])
+def test_a_setting_that_no_answer_could_carry_is_refused_by_name(setting: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{next(iter(setting))}="):
+        Agent(**setting)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60s", 60), (".5s", 0.5), ("1.s", 1), ("1h1m1s1ms", 3661.001), ("7µs", 7e-6), ("7μs", 7e-6)]
+)
+def test_durations_are_those_of_go(text: str, seconds: float) -> None:
+    request = agents.queue.decode_payload(json.dumps({**REQUEST, "budget": {"call_timeout": text}}))
+    assert request.budget.call_seconds == pytest.approx(seconds)
 
 
 def test_a_queue_of_ones_own_keeps_its_rules() -> None:

@@ -170,6 +170,21 @@ async def test_values_come_back_as_the_type_that_they_had(
     ]
 
 
+async def test_halves_of_surrogate_pairs_are_joined_as_in_emitted_text(
+    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
+) -> None:
+    worker = Worker(valkey_url)
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> Any:
+        return await job.step("pieces", lambda: {"text": "".join(["\ud83d", "\ude00"]), "rest": ["\ud83d"]})
+
+    jobs = aclient.queue(queue)
+    async with worker:
+        kept = await jobs.wait((await jobs.enqueue(None)).id, timeout=20)
+    assert kept == {"text": "😀", "rest": ["\ufffd"]}
+
+
 async def test_what_cannot_be_kept_is_refused_before_it_is_paid_for_or_ends_the_job(
     valkey_url: str, queue_name: str, aclient: AsyncClient, paid: Paid
 ) -> None:

@@ -114,6 +114,11 @@ def test_emitted_values_become_text_or_json() -> None:
     assert event_of(Prompt(number=3)) == ("data", '{"number":3}')
     assert event_of([Prompt(number=3)]) == ("data", '[{"number":3}]')
     assert event_of({"a": "\ud83d\ude00"}) == ("data", '{"a":"😀"}')
-    for wrong in (b"bytes", object(), math.nan, {1: 2}, {"a": math.inf}):
+    deep: Any = []
+    for _ in range(2000):
+        deep = [deep]
+    endless: dict[str, Any] = {}
+    endless["itself"] = endless
+    for wrong in (b"bytes", object(), math.nan, {1: 2}, {"a": math.inf}, deep, endless):
         with pytest.raises(InvalidArgumentError):
             event_of(wrong)

@@ -425,22 +425,12 @@ class Attempt:
                 if inspect.iscoroutine(result):
                     result.close()
                 raise InvalidArgumentError("the handler returned an awaitable; write async def, and await it")
-            return _Outcome("settle", "completed", self._encode(result))
+            return _Outcome("settle", "completed", policy.encode_mended(self._queue.encode_result, result))
         except Exception as error:
             # Another attempt would cost as much and end the same way.
             self._log(error, "returned what cannot be stored")
             self._tell(error)
             return _Outcome("settle", "failed", policy.error_text(error))
-
-    def _encode(self, result: Any) -> str:
-        try:
-            return self._queue.encode_result(result)
-        except InvalidArgumentError:
-            # Emitted text is mended (halves of surrogate pairs); the result that repeats it gets the same treatment.
-            mended = policy.mend_deep(result)
-            if mended == result:
-                raise
-            return self._queue.encode_result(mended)
 
     def _failed(self, error: BaseException, text: str) -> _Outcome:
         self._log(error, "failed")

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
 from outlast.codec import _explain as explain_validation
-from outlast.errors import RetryJobError, TerminalJobError
+from outlast.errors import InvalidArgumentError, RetryJobError, TerminalJobError
 from outlast.queue import Queue
 
-__all__ = ["backoff_ms", "error_text", "is_retryable", "mend", "mend_deep", "quotes_input", "retry_after_ms"]
+__all__ = [
+    "backoff_ms",
+    "encode_mended",
+    "error_text",
+    "is_retryable",
+    "mend",
+    "mend_deep",
+    "quotes_input",
+    "retry_after_ms",
+]
 
 MAX_ERROR = 2000
 """Characters of an error's text on a record: enough to find the cause, not a place to store pages of HTML."""
@@ -74,11 +84,29 @@ def mend(text: str) -> str:
 
 
 def mend_deep(value: Any) -> Any:
-    """`mend` for every text inside plain lists and dicts."""
+    """`mend` for every text inside plain lists and dicts; what is nested too deep for JSON stays as it is."""
+    try:
+        return _mend_deep(value)
+    except RecursionError:
+        return value
+
+
+def _mend_deep(value: Any) -> Any:
     if isinstance(value, str):
         return mend(value)
     if isinstance(value, (list, tuple)):
-        return [mend_deep(item) for item in cast("list[Any]", value)]
+        return [_mend_deep(item) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {mend_deep(key): mend_deep(item) for key, item in cast("Any", value).items()}
+        return {_mend_deep(key): _mend_deep(item) for key, item in cast("Any", value).items()}
     return value
+
+
+def encode_mended(encode: Callable[[Any], str], value: Any) -> str:
+    """The text of a value that was paid for. Emitted text is mended; what repeats it gets the same treatment."""
+    try:
+        return encode(value)
+    except InvalidArgumentError:
+        mended = mend_deep(value)
+        if mended == value:
+            raise
+        return encode(mended)

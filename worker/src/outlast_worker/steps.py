@@ -20,6 +20,7 @@ from outlast.protocol.calls import Call
 from outlast.transport import is_transient
 
 from .output import PATIENCE
+from .policy import encode_mended
 
 if TYPE_CHECKING:
     from outlast.codec import Codec
@@ -44,10 +45,13 @@ class Step:
     def encode(self, value: Any) -> str:
         """Raises StepValueError: another attempt would pay for the same value, and could not keep it either."""
         try:
-            what = f"the value of step {self.name!r}"
-            return self._queue._encode(self._codec, value, what, self._queue.max_step, "max_step")
+            return encode_mended(self._encode, value)
         except InvalidArgumentError as error:
             raise StepValueError(str(error)) from error
+
+    def _encode(self, value: Any) -> str:
+        what = f"the value of step {self.name!r}"
+        return self._queue._encode(self._codec, value, what, self._queue.max_step, "max_step")
 
     def decode(self, text: str) -> Any:
         return self._queue._decode(self._codec, text, f"the kept value of step {self.name!r}")

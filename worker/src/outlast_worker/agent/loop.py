@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import ValidationError
+
 from outlast import Queue
 from outlast._checks import Duration, check_count, to_ms
 from outlast.errors import InvalidArgumentError, RetryJobError, TerminalJobError
@@ -91,13 +93,20 @@ class Agent:
             raise InvalidArgumentError("two tools have the same name; the model could not tell them apart")
         self._model = model or ChatModel()
         self._instructions = instructions
-        self._sender = Party(name=name, instance=instance)
+        try:
+            self._sender = Party(name=name, instance=instance)
+        except ValidationError:
+            raise InvalidArgumentError(
+                f"name={name!r}, instance={instance!r}: a v1 sender has letters, digits, - and _ only"
+            ) from None
         self._limits = Limits(
             check_count(max_tokens, "max_tokens", most=10**12),
             check_count(max_iterations, "max_iterations", most=10**6),
             to_ms(call_timeout, "call_timeout", least=0.001) / 1000,
         )
-        self._max_output_tokens = max_output_tokens
+        self._max_output_tokens = (
+            None if max_output_tokens is None else check_count(max_output_tokens, "max_output_tokens", most=10**9)
+        )
 
     def __repr__(self) -> str:
         return f"Agent({self.queue.name!r}, tools={list(self._tools)})"

@@ -18,8 +18,9 @@ __all__ = ["Budget", "Party", "PromptRequest", "RequestCodec", "reply"]
 NAMESPACE = "io.choria.fisk-ai.v1."
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)", re.ASCII)
+"""As Go writes them, which knows both signs for micro."""
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def _time(value: str) -> str:
@@ -33,7 +34,7 @@ def _time(value: str) -> str:
 
 
 def _duration(value: str) -> str:
-    if value != "0" and not re.fullmatch(f"({_DURATION.pattern})+", value):
+    if value != "0" and not re.fullmatch(f"({_DURATION.pattern})+", value, re.ASCII):
         raise PydanticCustomError("duration", "is not a duration such as 60s or 1m30s")
     return value
 

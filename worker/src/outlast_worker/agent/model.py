@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from importlib.util import find_spec
 from typing import Any
 
+from outlast._checks import MAX_AMOUNT, is_dict
 from outlast.errors import ConfigurationError, RetryJobError
 from outlast_worker.chat import completion
+from outlast_worker.output import event_of
 
 __all__ = ["ChatModel"]
 
@@ -97,7 +99,14 @@ class _Answer:
 
     def add(self, part: dict[str, Any]) -> str:
         """Take a piece in, and return its text."""
-        self._usage = part.get("usage") or self._usage
+        try:
+            return self._add(part)
+        except (AttributeError, TypeError) as error:
+            raise RetryJobError("the provider sent something that is no chat completion") from error
+
+    def _add(self, part: dict[str, Any]) -> str:
+        if is_dict(usage := part.get("usage")) and usage:
+            self._usage = usage
         choices: list[dict[str, Any]] = part.get("choices") or []
         text = ""
         for choice in choices[:1]:
@@ -128,25 +137,35 @@ class _Answer:
                 }
                 for place, call in enumerate(self._calls.values())
             ]
-        details: dict[str, Any] = self._usage.get("prompt_tokens_details") or {}
+        details = self._usage.get("prompt_tokens_details")
+        details = details if is_dict(details) else {}
         return {
             "message": message,
             "finish": "content_filter" if self._refusal else self.finish,
             "usage": {
                 # OpenAI counts cached tokens among the prompt's, which is what a v1 message wants.
-                "input_tokens": self._usage.get("prompt_tokens") or 0,
-                "cache_read_tokens": details.get("cached_tokens") or 0,
-                "cache_create_tokens": details.get("cache_write_tokens") or details.get("cache_creation_tokens") or 0,
-                "output_tokens": self._usage.get("completion_tokens") or 0,
+                "input_tokens": _count(self._usage, "prompt_tokens"),
+                "cache_read_tokens": _count(details, "cached_tokens"),
+                "cache_create_tokens": _count(details, "cache_write_tokens")
+                or _count(details, "cache_creation_tokens"),
+                "output_tokens": _count(self._usage, "completion_tokens"),
             },
         }
 
 
+def _count(usage: Mapping[str, Any], name: str) -> int:
+    """A turn that is paid for is kept, whatever its endpoint counts."""
+    value = usage.get(name)
+    return value if type(value) is int and 0 <= value < MAX_AMOUNT else 0
+
+
 def _object(arguments: str) -> str:
     """Arguments as a JSON object, which endpoints insist on when they read them again. A tool refuses the stand-in."""
-    try:
-        if not arguments or isinstance(json.loads(arguments), dict):
-            return arguments or "{}"
-    except (ValueError, RecursionError):
-        pass
+    if not arguments:
+        return "{}"
+    with suppress(ValueError, RecursionError):
+        value = json.loads(arguments)
+        if is_dict(value):
+            event_of({"tool_call": {"input": value}})  # watchers are shown it: without NaN, and not too deep
+            return arguments
     return json.dumps({"not a JSON object": arguments})
