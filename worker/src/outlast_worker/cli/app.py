@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
+from inspect import Parameter, signature
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from . import show
+
+if TYPE_CHECKING:
+    from outlast import Client
+
+    Connect = Callable[[], Client]
+else:
+    Connect = Any
 
 __all__ = [
     "DATABASE",
@@ -20,9 +28,8 @@ __all__ = [
     "TIMEOUT",
     "USAGE",
     "AsJson",
+    "Connect",
     "RedisUrl",
-    "RestToken",
-    "RestUrl",
     "app",
     "command",
     "main",
@@ -56,6 +63,11 @@ RestUrl = Annotated[
 RestToken = Annotated[str | None, Option("--rest-token", show_default=False, help="Its token.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
+_DATABASE = [
+    Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=option)
+    for name, option in (("redis_url", RedisUrl), ("rest_url", RestUrl), ("rest_token", RestToken))
+]
+
 
 def main() -> None:
     """The entry point of `outlast`."""
@@ -66,7 +78,17 @@ def main() -> None:
 
 
 def command(function: Callable[..., int | None], *, on: typer.Typer = app, name: str | None = None) -> None:
-    """Register a command. Its errors become one line on stderr and an exit code; tracebacks are for bugs."""
+    """Register a command. Its errors become one line on stderr and an exit code; tracebacks are for bugs.
+
+    One with a parameter `connect` has the options that name a database in its place, and gets what opens it.
+    """
+    declared = signature(function, eval_str=True)
+    connects = "connect" in declared.parameters
+    shown = [
+        one
+        for parameter in declared.parameters.values()
+        for one in (_DATABASE if parameter.name == "connect" else [parameter])
+    ]
 
     @wraps(function)
     def run(**arguments: Any) -> None:
@@ -74,6 +96,10 @@ def command(function: Callable[..., int | None], *, on: typer.Typer = app, name:
         from outlast import InvalidArgumentError, OutlastError
         from outlast.errors import ConfigurationError, JobError
 
+        if connects:
+            from .connect import connect
+
+            arguments["connect"] = partial(connect, *(arguments.pop(option.name) for option in _DATABASE))
         try:
             code = function(**arguments)
         except OutlastError as error:
@@ -84,6 +110,8 @@ def command(function: Callable[..., int | None], *, on: typer.Typer = app, name:
             code = INTERRUPTED
         raise typer.Exit(code or 0)
 
+    run.__signature__ = declared.replace(parameters=shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {}
     on.command(name or function.__name__.replace("_", "-"))(run)
 
 

@@ -21,8 +21,7 @@ from outlast.protocol.scripts import SCRIPTS
 from outlast.transport import Transport
 
 from . import show
-from .app import NO, AsJson, RedisUrl, RestToken, RestUrl, command
-from .connect import connect
+from .app import NO, AsJson, Connect, command
 
 __all__ = ["Finding", "examine"]
 
@@ -258,9 +257,8 @@ def _quirks(patient: Patient) -> Iterator[Finding]:
 
 
 def doctor(
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     queue: Annotated[
         str, Option(show_default=False, help="Whose keys to try, for a login that may use no others.")
     ] = "outlast-doctor",
@@ -275,8 +273,7 @@ def doctor(
     """
     from outlast_worker.costs import COMMANDS
 
-    client = connect(redis_url, rest_url, rest_token)
-    with client:
+    with connect() as client:
         found = list(examine(client, check_queue_name(queue)))
     bad = any(finding.mark == "bad" for finding in found)
     if as_json:

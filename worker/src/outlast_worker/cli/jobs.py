@@ -16,7 +16,7 @@ from typer import Argument, Option
 from outlast.listing import JobState
 
 from . import show
-from .app import NO, TIMEOUT, AsJson, RedisUrl, RestToken, RestUrl, command, usage
+from .app import NO, TIMEOUT, AsJson, Connect, command, usage
 
 if TYPE_CHECKING:
     from outlast import Client, Event, Jobs
@@ -58,18 +58,15 @@ def enqueue(
     ] = None,
     watch: Annotated[bool, Option("--watch", help="Then print its output as it comes.")] = False,
     wait: Annotated[bool, Option("--wait", help="Then wait for its result and print it.")] = False,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Make a job and print its id."""
-    from .connect import connect
-
     if watch and wait:
         raise usage("--watch and --wait exclude each other; give one of them")
     value = read_payload(payload, payload_file)
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         jobs = jobs_of(client, queue)
         made = jobs.enqueue(
             value,
@@ -160,17 +157,14 @@ def outcome(end: show.Ended | None, id: str, *, as_json: bool = False) -> int:
 def get(
     queue: QueueName,
     id: JobId,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Print a job's record."""
     from outlast import JobNotFoundError
 
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         job = jobs_of(client, queue).get(id)
     if job is None:
         raise JobNotFoundError(f"no job {id!r} in queue {queue!r}: unknown, or expired", id)
@@ -189,15 +183,12 @@ def watch(
     timeout: Annotated[
         float | None, Option(metavar="SECONDS", show_default=False, help="Stop after this time.")
     ] = None,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Print a job's output as it comes, until the job ends. With --json one event a line."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         events = jobs_of(client, queue).watch(id, after=after, timeout=timeout)
         return follow(events, queue, id, as_json=as_json)
 
@@ -207,15 +198,12 @@ def wait(
     queue: QueueName,
     id: JobId,
     timeout: Annotated[float | None, Option(metavar="SECONDS", show_default=False, help="Wait no longer.")] = None,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Wait for a job's end and print its result."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         return result(jobs_of(client, queue), id, timeout=timeout, as_json=as_json, facts={"id": id})
 
 
@@ -223,15 +211,12 @@ def wait(
 def cancel(
     queue: QueueName,
     id: JobId,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Stop a job, whether it waits or runs."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         done = jobs_of(client, queue).cancel(id)
     if as_json:
         show.dump({"id": id, "cancelled": done})
@@ -253,15 +238,12 @@ def jobs(
         str | None, Option(metavar="CURSOR", show_default=False, help="Go on where the page before ended.")
     ] = None,
     reverse: Annotated[bool, Option("--reverse", help="From the other end: the latest first.")] = False,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """List the jobs of a state, page by page."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         page = jobs_of(client, queue).by_state(state, limit=limit, cursor=cursor, reverse=reverse)
     if as_json:
         found = [
@@ -297,15 +279,12 @@ command(jobs)
 def dead(
     queue: QueueName,
     count: Annotated[int, Option(help="List at most this many, oldest first.")] = 50,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """List the jobs that failed for good."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         jobs = jobs_of(client, queue)
         records = [jobs._get(id) for id in jobs.dead(count)]
         found = [show.job_json(job, queue) for job in send_all(client, records) if job is not None]
@@ -334,17 +313,14 @@ def retry_dead(
     queue: QueueName,
     id: Annotated[str | None, Argument(metavar="ID", show_default=False, help="The job's id.")] = None,
     all: Annotated[bool, Option("--all", help="Every job that is dead now.")] = False,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Put dead jobs back to work, with a fresh count of attempts."""
-    from .connect import connect
-
     if all == (id is not None):
         raise usage("give the ID of one job, or --all")
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         jobs = jobs_of(client, queue)
         if id is not None:
             done = jobs.retry_dead(id)
@@ -376,15 +352,14 @@ def retry_dead(
 @command
 def stats(
     queue: Annotated[str | None, Argument(metavar="[QUEUE]", show_default=False, help="Only this queue.")] = None,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Count jobs and workers of one queue, or of all."""
-    from .connect import connect, live_workers, queue_names
+    from .connect import live_workers, queue_names
 
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         found: list[dict[str, Any]] = []
         for name in [queue] if queue is not None else queue_names(client):
             counts = jobs_of(client, name).stats()
@@ -434,16 +409,15 @@ def workers(
         str | None,
         Option(metavar="HOST", show_default=False, help="Only those on this host; exit code 1 if none is well."),
     ] = None,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """List the live workers."""
-    from .connect import connect, live_workers, queue_names
+    from .connect import live_workers, queue_names
 
     found: dict[str, dict[str, Any]] = {}
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         for name in queue or queue_names(client):
             for id, info in live_workers(client, name).items():
                 if host is None or info.get("host") == host:

@@ -14,7 +14,7 @@ from outlast.protocol import Call, Keys
 from outlast.protocol.calls import items, text
 
 from . import show
-from .app import NO, AsJson, RedisUrl, RestToken, RestUrl, app, command, usage
+from .app import NO, AsJson, Connect, app, command, usage
 from .jobs import QueueName, jobs_of
 
 if TYPE_CHECKING:
@@ -69,14 +69,11 @@ def set_(
     result_ttl: Annotated[
         str | None, Option(metavar="SECONDS", show_default=False, help="How long finished jobs are kept.")
     ] = None,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Set rules, or just set the queue up. `none` removes a rule; what is not named stays."""
-    from .connect import connect
-
     given = {
         "concurrency": _number(concurrency, "--concurrency", int),
         "rate": rate,
@@ -89,7 +86,7 @@ def set_(
         "result_ttl": _number(result_ttl, "--result-ttl", float),
     }
     changes = {name: None if value == "none" else value for name, value in given.items() if value is not None}
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         jobs = jobs_of(client, queue)
         jobs.set_rules(**cast("RuleChanges", changes))
         _show(queue, jobs.rules(), as_json=as_json)
@@ -107,15 +104,12 @@ def _number(text: str | None, option: str, kind: type[int] | type[float]) -> Any
 
 def show_(
     queue: QueueName,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Show a queue's rules, its pause, and what its jobs used today."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         jobs = jobs_of(client, queue)
         used = [*jobs.usage(days=1).values(), {}]
         _show(queue, jobs.rules(), used=used[0], as_json=as_json)
@@ -143,15 +137,12 @@ def pause(
     duration: Annotated[
         float | None, Option("--for", metavar="SECONDS", show_default=False, help="Default: until it is resumed.")
     ] = None,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Let workers take no more jobs of a queue. What runs goes on; a pause never shortens one that is set."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         jobs = jobs_of(client, queue)
         jobs.pause(duration)
         _show(queue, jobs.rules(), as_json=as_json)
@@ -160,15 +151,12 @@ def pause(
 
 def resume(
     queue: QueueName,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """End every pause of a queue, those that providers asked for too."""
-    from .connect import connect
-
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         jobs = jobs_of(client, queue)
         jobs.resume()
         _show(queue, jobs.rules(), as_json=as_json)
@@ -180,19 +168,16 @@ def purge(
     state: Annotated[JobState, Option(show_default=False, help="waiting and scheduled are cancelled, dead forgotten.")],
     older_than: Annotated[float, Option(metavar="SECONDS", help="Only what was made, or died, so long ago.")] = 0.0,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Empty a state of a queue, in batches; what runs goes on."""
-    from .connect import connect
-
     if not yes:
         if not sys.stdin.isatty():
             raise usage("give --yes: there is nobody to ask whether the jobs may go")
         typer.confirm(f"Purge the {state} jobs of queue {queue}?", abort=True, err=True)
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         count = jobs_of(client, queue).purge(state, older_than=older_than)
     show.dump({"queue": queue, "state": state, "purged": count}) if as_json else show.put(f"{count} purged")
     return 0
@@ -203,19 +188,18 @@ def schedules(
     forget: Annotated[
         str | None, Option(metavar="NAME", show_default=False, help="Drop a schedule that no worker has any more.")
     ] = None,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """List the schedules that workers have declared."""
     from ..schedules import _time, rule_of, runs
-    from .connect import connect, queue_names
+    from .connect import queue_names
 
     if forget is not None and queue is None:
         raise usage("--forget needs the QUEUE of the schedule")
     found: list[dict[str, Any]] = []
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         names = [queue] if queue is not None else queue_names(client)
         keys = [Keys(client._prefix + name).schedules for name in names]
         if forget is not None:

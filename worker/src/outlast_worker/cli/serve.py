@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from . import show
-from .app import AsJson, RedisUrl, RestToken, RestUrl, command, usage
+from .app import AsJson, Connect, RedisUrl, command, usage
 
 __all__: list[str] = []
 
@@ -174,9 +174,8 @@ def dashboard(
         Option(show_default=False, help="What opens it; default OUTLAST_DASHBOARD_TOKEN, or a new one."),
     ] = None,
     payloads: Annotated[bool, Option("--payloads", help="Show payloads, results and the words of the output.")] = False,
-    redis_url: RedisUrl = None,
-    rest_url: RestUrl = None,
-    rest_token: RestToken = None,
+    *,
+    connect: Connect,
     as_json: AsJson = False,
 ) -> int:
     """Queues, workers and jobs as a web page, until a signal comes.
@@ -188,7 +187,7 @@ def dashboard(
 
     from outlast import ConfigurationError, Queue
 
-    from .connect import connect, queue_names
+    from .connect import queue_names
 
     try:
         from outlast_worker.dashboard import serve
@@ -197,7 +196,7 @@ def dashboard(
             f"outlast dashboard needs {error.name}: pip install 'outlast-worker[dev]' has all of it"
         ) from error
 
-    with connect(redis_url, rest_url, rest_token) as client:
+    with connect() as client:
         names = queue or queue_names(client)
         address = client._find_address()
     if not names:
