@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,7 +24,7 @@ def record(raw: redis.Redis, keys: Keys, id: str) -> dict[str, str]:
 def test_a_new_job_waits_and_get_shows_it(jobs: Any, hand: Hand) -> None:
     made = jobs.enqueue({"prompt": "hi"})
     assert not made.deduplicated
-    assert len(made.id) == 32
+    assert re.fullmatch("[0-9A-Za-z]{24}", made.id)
     job = jobs.get(made.id)
     assert (job.id, job.status, job.payload, job.attempt, job.starts) == (made.id, "waiting", {"prompt": "hi"}, 0, 0)
     assert (job.result, job.error, job.progress, job.priority, job.max_attempts) == (None, None, 0.0, 0, 3)
