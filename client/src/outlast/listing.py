@@ -95,7 +95,7 @@ def page(keys: Keys, state: JobState, limit: int, *, cursor: str | None, reverse
 
 def purge(keys: Keys, state: JobState, *, older_ms: int, result_ttl_ms: int) -> Plan[int]:
     """Forget the dead, or cancel those that have not started: as of now, a hundred a round trip."""
-    [now] = yield [Call(("TIME",), lambda reply: int(items(reply)[0]) * 1000 + int(items(reply)[1]) // 1000)]
+    [now] = yield [calls.CLOCK]
     before: int = now - older_ms
     total = 0
     if state == "dead":

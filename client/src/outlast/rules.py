@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 from ._checks import Duration, check_count, to_ms
 from .errors import InvalidArgumentError
-from .protocol.calls import Call, Plan, items, make_room, maybe_text, number, when
+from .protocol.calls import CLOCK, Call, Plan, items, make_room, maybe_text, number, when
 from .protocol.keys import LARGE, Keys
 
 __all__ = ["RuleChanges", "Rules", "changes", "pause", "read", "resume", "set_rules"]
@@ -163,7 +163,7 @@ def _interval(ms: int) -> str:
 
 def set_rules(keys: Keys, fields: Mapping[str, str | None]) -> Plan[None]:
     """Write the changes. Workers obey them from their next take on; those that wait for a limit look at once."""
-    now = yield from _now()
+    [now] = yield [CLOCK]
     new = [part for name, value in fields.items() if value is not None for part in (name, value)]
     gone = [name for name, value in fields.items() if value is None]
     writes: list[Call[Any]] = [Call(("HSET", keys.config, "setAt", str(now), *new), lambda _: None)]
@@ -199,7 +199,7 @@ def _let_in(keys: Keys, now: int) -> Plan[None]:
 
 def pause(keys: Keys, ms: int | None) -> Plan[None]:
     """Take nothing for so long, or until `resume`. A shorter pause does not shorten one that is set."""
-    now = yield from _now()
+    [now] = yield [CLOCK]
     [old] = yield [Call(("HMGET", keys.config, "paused"), lambda reply: maybe_text(items(reply)[0]))]
     end = inf if old == "1" else number(old)
     if ms is None or now + ms > end:
@@ -209,8 +209,3 @@ def pause(keys: Keys, ms: int | None) -> Plan[None]:
 def resume(keys: Keys) -> Plan[None]:
     """End all pauses, those that providers asked for too."""
     yield [Call(("HDEL", keys.config, "paused", "pausedUntil"), lambda _: None), *make_room(keys)]
-
-
-def _now() -> Plan[int]:
-    [now] = yield [Call(("TIME",), lambda reply: number(items(reply)[0]) * 1000 + number(items(reply)[1]) // 1000)]
-    return int(now)

@@ -20,7 +20,7 @@ from outlast import AsyncClient, InvalidArgumentError, Queue
 from outlast._checks import check_count, check_id
 from outlast.errors import ConfigurationError, OutlastError
 from outlast.protocol import Call, Keys
-from outlast.protocol.calls import items, text
+from outlast.protocol.calls import CLOCK, items, text
 from outlast.transport import AsyncTransport
 
 __all__ = ["LATE", "Schedule", "Scheduler", "make_schedule", "rule_of", "runs"]
@@ -172,7 +172,7 @@ class Scheduler:
 
     async def tick(self, at: datetime | None = None) -> float:
         """Make what is due. The seconds until the next look. `at`: instead of the server's clock."""
-        now: datetime = await self._transport.send(Call(("TIME",), _time)) if at is None else at
+        now = at or datetime.fromtimestamp(await self._transport.send(CLOCK) / 1000, UTC)
         if not self._known:
             await self._declare(now)
             self._known = True
@@ -224,11 +224,6 @@ class Scheduler:
 
 def _ms(at: datetime) -> int:
     return round(at.timestamp() * 1000)
-
-
-def _time(reply: Any) -> datetime:
-    seconds, micros = (int(part) for part in items(reply))
-    return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=micros)
 
 
 def _last(reply: Any) -> datetime | None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 from outlast import AsyncJobs, Jobs, OutlastError
 from outlast._checks import Duration, to_ms
 from outlast.protocol import Call, Keys, calls
-from outlast.protocol.calls import Plan, items, number, text
+from outlast.protocol.calls import Plan, items, number, table, text
 from outlast.transport import adrive, drive
 
 from .schedules import Scheduler
@@ -122,7 +122,7 @@ _TIMES = ("createdAt", "updatedAt", "startedAt", "finishedAt", "expiresAt", "dea
 
 
 def _shift(keys: Keys, ms: int) -> Plan[None]:
-    [now] = yield [Call(("TIME",), lambda reply: int(items(reply)[0]) * 1000 + int(items(reply)[1]) // 1000)]
+    [now] = yield [calls.CLOCK]
     found: set[str] = set()
     cursor = "0"
     while True:
@@ -138,7 +138,7 @@ def _shift(keys: Keys, ms: int) -> Plan[None]:
         if left >= 0:
             changes.append(Call(("PEXPIRE", key, str(left - ms)), number))  # at or below 0 it is deleted
         if key in (keys.scheduled, keys.leases, keys.dead):
-            [members] = yield [Call(("ZRANGE", key, "0", "-1", "WITHSCORES"), _pairs)]
+            [members] = yield [Call(("ZRANGE", key, "0", "-1", "WITHSCORES"), table)]
             for id, score in members.items():
                 at = float(score) - ms
                 if key == keys.leases and at <= now:
@@ -149,7 +149,7 @@ def _shift(keys: Keys, ms: int) -> Plan[None]:
         elif key == keys.config:
             changes += yield from _earlier(key, ("pausedUntil", "paused", "tat"), ms)
         elif key == keys.schedules:
-            [fields] = yield [Call(("HGETALL", key), _pairs)]
+            [fields] = yield [Call(("HGETALL", key), table)]
             changes += yield from _earlier(key, tuple(name for name in fields if name.startswith("last:")), ms)
         if changes:
             yield changes
@@ -173,11 +173,6 @@ def _escaped(pattern: str) -> str:
 def _page(reply: Any) -> tuple[str, set[str]]:
     cursor, names = items(reply)
     return text(cursor), {text(name) for name in items(names)}
-
-
-def _pairs(reply: Any) -> dict[str, str]:
-    flat = [text(item) for item in items(reply)]
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 # -- the provider ----------------------------------------------------------------------------------------------------

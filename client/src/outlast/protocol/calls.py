@@ -7,7 +7,7 @@ the clock in tests; without it the scripts use the server's.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..records import JobStatus
 
 __all__ = [
+    "CLOCK",
+    "LIVE",
     "Call",
     "Plan",
     "Reservation",
@@ -39,6 +41,7 @@ __all__ = [
     "flush",
     "get",
     "glance",
+    "heard",
     "make_room",
     "prune_dead",
     "purge_dead",
@@ -53,6 +56,7 @@ __all__ = [
     "step",
     "steps",
     "usage",
+    "workers",
 ]
 
 T = TypeVar("T")
@@ -140,6 +144,21 @@ def items(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return list(cast("Sequence[Any]", value))
     raise ReplyShapeError(f"expected a list in the reply, got {type(value).__name__}")
+
+
+def table(value: Any) -> dict[str, str]:
+    """Of a reply that has fields and values in turn."""
+    flat = [text(item) for item in items(value)]
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _clock(value: Any) -> int:
+    seconds, micros = items(value)
+    return number(seconds) * 1000 + number(micros) // 1000
+
+
+CLOCK: Call[int] = Call(("TIME",), _clock)
+"""The server's clock, in ms."""
 
 
 def when(value: Any) -> datetime | None:
@@ -465,8 +484,7 @@ def stats(keys: Keys) -> Plan[Stats]:
         for band in range(10)
     ]
     counts = [Call(("ZCARD", key), number) for key in (keys.ready, keys.scheduled, keys.leases, keys.dead)]
-    answers = yield [*counts, Call(("TIME",), items), *bands]
-    now = number(answers[4][0]) * 1000 + number(answers[4][1]) // 1000
+    answers = yield [*counts, CLOCK, *bands]
     heads = [text(head[0]) for head in answers[5:] if head]
     oldest: float | None = None
     if heads:
@@ -474,22 +492,21 @@ def stats(keys: Keys) -> Plan[Stats]:
             Call(("HMGET", keys.job(id), "updatedAt"), lambda reply: number(items(reply)[0])) for id in heads
         ]
         times = [ms for ms in since if ms > 0]
-        oldest = max(0, now - min(times)) / 1000 if times else None
+        oldest = max(0, answers[4] - min(times)) / 1000 if times else None
     waiting, scheduled, active, gone = answers[:4]
     return Stats(waiting, scheduled, active, gone, oldest)
 
 
 def usage(keys: Keys, days: int) -> Plan[dict[str, dict[str, float]]]:
     """What was used on each of the last `days` (UTC, today included) on which anything was, oldest first."""
-    [now] = yield [Call(("TIME",), lambda reply: number(items(reply)[0]))]
-    names = [str(datetime.fromtimestamp(now - 86_400 * ago, UTC).date()) for ago in range(days - 1, -1, -1)]
+    [now] = yield [CLOCK]
+    names = [str(datetime.fromtimestamp(now // 1000 - 86_400 * ago, UTC).date()) for ago in range(days - 1, -1, -1)]
     totals = yield [Call(("HGETALL", keys.usage(name)), _amounts) for name in names]
     return {name: total for name, total in zip(names, totals, strict=True) if total}
 
 
 def _amounts(reply: Any) -> dict[str, float]:
-    flat = [text(item) for item in items(reply)]
-    return amounts_of("{" + ",".join(f"{json.dumps(n)}:{v}" for n, v in zip(flat[::2], flat[1::2], strict=True)) + "}")
+    return amounts_of("{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in table(reply).items()) + "}")
 
 
 def dead(keys: Keys, count: int) -> Plan[list[str]]:
@@ -844,8 +861,7 @@ def steps(keys: Keys, job: Reserved) -> Call[tuple[dict[str, str], bool]]:
     """The steps that earlier attempts of this job finished, name to text; and whether there are stale ones instead."""
 
     def decode(reply: Any) -> tuple[dict[str, str], bool]:
-        flat = [text(item) for item in items(reply)]
-        found = dict(zip(flat[::2], flat[1::2], strict=True))
+        found = table(reply)
         if found.pop("gen", job.gen) != job.gen:
             return {}, True
         return {name.removeprefix(_STEP_PREFIX): value for name, value in found.items()}, False
@@ -1043,9 +1059,18 @@ def seen(keys: Keys, worker: str, info: str | None) -> Call[None]:
 
 def workers(keys: Keys) -> Call[dict[str, str]]:
     """Worker id to what it said of itself when last seen. Entries of workers that died stay until pruned."""
+    return Call(("HGETALL", keys.workers), table)
 
-    def decode(reply: Any) -> dict[str, str]:
-        flat = [text(item) for item in items(reply)]
-        return dict(zip(flat[::2], flat[1::2], strict=True))
 
-    return Call(("HGETALL", keys.workers), decode)
+LIVE = 150_000
+"""ms for which a worker counts as alive after a sign of life; it gives one every two minutes at least."""
+
+
+def heard(said: Mapping[str, str], now: int) -> dict[str, dict[str, Any]]:
+    """The answer of `workers`, read, with `seen`: ms since it was said. Other implementations' words are left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for id, info in said.items():
+        with suppress(ValueError, TypeError, KeyError):
+            told: Any = json.loads(info)
+            found[id] = {**told, "seen": max(0, now - told["at"])}
+    return found

@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 from outlast import Chunk, Completed, ConfigurationError, Data, Event, InvalidArgumentError
 from outlast._checks import check_id
 from outlast.listing import check_state
+from outlast.protocol.calls import CLOCK
 from outlast.records import TERMINAL
 from outlast.transport import adrive
 
@@ -236,7 +237,7 @@ class Dashboard:
     async def _retry_all(self, jobs: Any, cursor: Any, before: Any) -> dict[str, Any]:
         """One batch, the oldest first. What dies again after the first one began is not tried again for ever."""
         if before is None:
-            before = await jobs._transport.send(reads.CLOCK)
+            before = await jobs._transport.send(CLOCK)
         if not isinstance(before, int) or not isinstance(cursor, str | None):
             raise Problem(400, "bad_parameter", "Give the cursor and the time that the batch before returned.")
         page = await jobs.by_state("dead", limit=BATCH, cursor=cursor)

@@ -12,16 +12,16 @@ usage                 15 in place of a queue's jobs: 55
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from outlast import Rules, Stats, rules
 from outlast.job import JobInfo
 from outlast.listing import JobState, index, page
 from outlast.protocol import Call, Keys, calls
-from outlast.protocol.calls import Plan, items, maybe_text, number, text
+from outlast.protocol.calls import CLOCK, LIVE, Plan, items, maybe_text, number, text
 
 __all__ = ["OVERVIEW", "History", "find", "job", "job_json", "jobs", "overview", "queue"]
 
@@ -31,8 +31,6 @@ LISTED = 15
 RUNNING = 10
 """Running jobs that are shown beside another list."""
 RUNNING_ALONE = 20
-LIVE = 150_000
-"""ms for which a worker counts as alive after a sign of life; it gives one a minute."""
 STATES: tuple[JobState, ...] = ("waiting", "active", "scheduled", "dead")
 SAMPLES = 240
 DAYS = 14
@@ -79,14 +77,6 @@ def _rates(seen: Sequence[Sample]) -> dict[str, float] | None:
     ended = started - (new.active - old.active)
     rates = {"arrived": arrived, "started": started, "ended": ended, "died": new.dead - old.dead}
     return {name: round(max(0, count) / minutes, 1) for name, count in rates.items()}
-
-
-def _ms(reply: Any) -> int:
-    seconds, micros = items(reply)
-    return number(seconds) * 1000 + number(micros) // 1000
-
-
-CLOCK: Call[int] = Call(("TIME",), _ms)
 
 
 def _seq(keys: Keys) -> Call[int]:
@@ -264,19 +254,10 @@ def _rules(rule: Rules, now: int) -> dict[str, Any]:
 def _workers(said: dict[str, str], now: int) -> list[dict[str, Any]]:
     """The workers that gave a sign of life lately. Those of other implementations say nothing that is known here."""
     found: list[dict[str, Any]] = []
-    for id, info in said.items():
-        try:
-            told: Any = json.loads(info)
-            seen = max(0, now - int(told["at"]))
-            if seen <= LIVE:
-                worker = {
-                    "id": id,
-                    "seen": seen,
-                    "concurrency": int(told["concurrency"]),
-                    "active": int(told["active"]),
-                }
-                worker |= {key: str(told.get(key) or "") for key in ("name", "host", "pid", "state", "version")}
-                found.append(worker)
-        except (ValueError, TypeError, KeyError):
-            continue
+    for id, told in calls.heard(said, now).items():
+        if told["seen"] <= LIVE:
+            with suppress(ValueError, TypeError, KeyError):
+                numbers = {"concurrency": int(told["concurrency"]), "active": int(told["active"])}
+                words = {key: str(told.get(key) or "") for key in ("name", "host", "pid", "state", "version")}
+                found.append({"id": id, "seen": told["seen"], **numbers, **words})
     return sorted(found, key=lambda worker: (worker["host"], worker["pid"]))

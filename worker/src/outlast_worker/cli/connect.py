@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Generator
@@ -22,37 +21,19 @@ HINT = (
 )
 
 
-LIVE = 150.0
-"""Seconds for which a worker counts as alive after a sign of life; it gives one a minute."""
-FORGET = 3600.0
-"""Seconds after which the entry of a worker that died is removed by whoever comes across it."""
+FORGET = 3_600_000
+"""ms after which the entry of a worker that died is removed by whoever comes across it."""
 
 
 def live_workers(client: Client, queue: str) -> dict[str, dict[str, Any]]:
     """Worker id to what it last said of itself, with `seen`, the seconds since then."""
     keys = Keys(client._prefix + queue)
-    said, now = client._transport.send_many([calls.workers(keys), Call(("TIME",), _ms)])
-    alive: dict[str, dict[str, Any]] = {}
-    gone: list[str] = []
-    for id, info in said.items():
-        try:
-            told: Any = json.loads(info)
-            seen = max(0.0, (now - told["at"]) / 1000)
-        except (ValueError, TypeError, KeyError):
-            continue  # another version's or another implementation's
-        if seen <= LIVE:
-            alive[id] = {**told, "seen": seen}
-        elif seen > FORGET:
-            gone.append(id)
-    if gone:
+    said, now = client._transport.send_many([calls.workers(keys), calls.CLOCK])
+    heard = calls.heard(said, now)
+    if gone := [id for id, told in heard.items() if told["seen"] > FORGET]:
         with suppress(ServerError):  # a read-only login sees them and lets them be
             client._transport.send_many([calls.seen(keys, id, None) for id in gone])
-    return alive
-
-
-def _ms(reply: Any) -> int:
-    seconds, micros = items(reply)
-    return int(seconds) * 1000 + int(micros) // 1000
+    return {id: {**told, "seen": told["seen"] / 1000} for id, told in heard.items() if told["seen"] <= calls.LIVE}
 
 
 def redis_url_or_environment(redis_url: str | None) -> str | None:

@@ -10,8 +10,8 @@ import typer
 from typer import Argument, Option
 
 from outlast.listing import JobState
-from outlast.protocol import Call, Keys
-from outlast.protocol.calls import items, text
+from outlast.protocol import Call, Keys, calls
+from outlast.protocol.calls import table
 
 from . import show
 from .app import NO, AsJson, Connect, app, command, usage
@@ -193,7 +193,7 @@ def schedules(
     as_json: AsJson = False,
 ) -> int:
     """List the schedules that workers have declared."""
-    from ..schedules import _time, rule_of, runs
+    from ..schedules import rule_of, runs
     from .connect import queue_names
 
     if forget is not None and queue is None:
@@ -208,13 +208,12 @@ def schedules(
                 f"{forget} forgotten" if gone else f"no schedule {forget}"
             )
             return 0 if gone else NO
-        now, *tables = client._transport.send_many(
-            [Call(("TIME",), _time), *(Call(("HGETALL", key), _table) for key in keys)]
-        )
-    for name, table in zip(names, tables, strict=True):
-        for field, rule in sorted(table.items()):
+        clock, *tables = client._transport.send_many([calls.CLOCK, *(Call(("HGETALL", key), table) for key in keys)])
+    now = datetime.fromtimestamp(clock / 1000, UTC)
+    for name, fields in zip(names, tables, strict=True):
+        for field, rule in sorted(fields.items()):
             if field.startswith("spec:"):
-                last = datetime.fromtimestamp(int(table.get(f"last:{field[5:]}", "0")) / 1000, UTC)
+                last = datetime.fromtimestamp(int(fields.get(f"last:{field[5:]}", "0")) / 1000, UTC)
                 when, timezone = rule_of(rule)
                 following = next(iter(runs(rule, now)), None)
                 due = next(iter(runs(rule, last)), now)
@@ -242,11 +241,6 @@ def schedules(
     else:
         show.note("no schedules")
     return 0
-
-
-def _table(reply: Any) -> dict[str, str]:
-    flat = [text(item) for item in items(reply)]
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 command(schedules)
