@@ -101,6 +101,9 @@ def test_no_tls_to_another_machine_is_bad() -> None:
     for address, mark in (
         ("redis://db.example.com:6379", "bad"),
         ("rediss://db.example.com", "ok"),
+        ("rediss://db.example.com?ssl_cert_reqs=none", "warn"),
+        ("rediss+cluster://db.example.com?ssl_check_hostname=false", "warn"),
+        ("rediss://db.example.com?ssl_cert_reqs=required&ssl_check_hostname=true", "ok"),
         ("http://db.example.com", "bad"),
         ("https://db.example.com", "ok"),
         ("redis://localhost", "ok"),

@@ -498,6 +498,14 @@ def test_tls_works_and_a_certificate_of_nobody_does_not(both: Callable[..., Both
             both(proxy.url.replace("rediss", "redis"), timeout=1).send(echo("x"))
 
 
+@pytest.mark.parametrize("option", ["ssl_ciphers=none-such", "ssl_ca_certs=/no/such/file"])
+def test_a_tls_option_of_no_use_is_an_error_that_waiting_does_not_mend(
+    both: Callable[..., Both], valkey_url: str, option: str
+) -> None:
+    with Proxy(valkey_url, tls=True) as proxy, pytest.raises(TlsError, match="cannot connect to 127"):
+        both(f"{proxy.url}?{option}", timeout=1).send(echo("x"))
+
+
 def test_tls_to_a_port_without_tls_says_so(both: Callable[..., Both], valkey_url: str) -> None:
     with pytest.raises(TlsError, match="does not speak TLS; use redis://") as caught:
         both(valkey_url.replace("redis:", "rediss:"), timeout=1).send(echo("x"))
@@ -514,6 +522,7 @@ def test_tls_to_a_port_without_tls_says_so(both: Callable[..., Both], valkey_url
         "redis://:p4ss@localhost?socket_timeout=never",
         "redis://:p4ss@localhost?socket_timeout=-1",
         "redis://:p4ss@localhost?no_such_option=1",
+        "rediss://:p4ss@localhost?ssl_keyfile=key.pem",
         "p4ss",
         "",
     ],

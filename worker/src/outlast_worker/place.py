@@ -67,6 +67,13 @@ class Place:
         return ",".join(map(self.at, self.nodes))
 
     @property
+    def unchecked(self) -> str:
+        """The option that switches a check of TLS off, if there is one."""
+        if self.options.get("ssl_cert_reqs") == "none":
+            return "ssl_cert_reqs=none"
+        return "" if self.options.get("ssl_check_hostname", True) else "ssl_check_hostname=false"
+
+    @property
     def metered(self) -> bool:
         return any(host.endswith(".upstash.io") for host, _ in self.nodes)
 
@@ -80,6 +87,7 @@ _SCHEMES = (
 _OURS = (
     *("host", "port", "path", "connection_class", "socket_timeout", "socket_connect_timeout", "retry_on_timeout"),
     *("retry_on_error", "max_connections", "timeout", "health_check_interval", "decode_responses", "protocol"),
+    "socket_keepalive_options",
 )
 """What the URL may ask of redis-py but which is decided here, or means nothing here."""
 
@@ -134,6 +142,8 @@ def read_url(url: object) -> tuple[Place, float | None]:
             "redis_url cannot be read (a password with / @ : # ? or % must be percent-encoded); "
             "write redis://user:password@host:6379/0"
         )
+    if "ssl_keyfile" in place.options and "ssl_certfile" not in place.options:
+        raise ConfigurationError("redis_url has ssl_keyfile without ssl_certfile; give both")
     if timeout is not None and not timeout > 0:
         raise ConfigurationError(f"redis_url has socket_timeout={timeout!r}; give seconds above 0, or leave it out")
     return place, timeout
@@ -180,7 +190,12 @@ def not_connected(error: BaseException, place: Place, address: Address) -> AuthE
     link: BaseException | None = error
     while link is not None and place.tls:
         if isinstance(link, ssl.SSLError):
-            return TlsError(f"cannot connect to {label}: TLS failed ({link.reason or link})", maybe_applied=False)
+            why = getattr(link, "reason", None) or link  # one that Python raises itself has no reason
+            return TlsError(f"cannot connect to {label}: TLS failed ({why})", maybe_applied=False)
+        if isinstance(link, FileNotFoundError):
+            return TlsError(
+                f"cannot connect to {label}: a file that the URL's ssl_ options name is not there", maybe_applied=False
+            )
         link = link.__cause__ or link.__context__
     if isinstance(error, (AuthenticationError, AuthenticationWrongNumberOfArgsError, NoPermissionError)):
         return AuthError(f"{label} refused user or password: {error}", code="WRONGPASS")

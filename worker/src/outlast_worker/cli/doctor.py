@@ -19,6 +19,7 @@ from outlast.protocol import Call
 from outlast.protocol.calls import items, text
 from outlast.protocol.scripts import SCRIPTS
 from outlast.transport import Transport
+from outlast_worker.place import read_url
 
 from . import show
 from .app import NO, AsJson, Connect, command
@@ -109,6 +110,9 @@ def _latency(patient: Patient) -> Finding:
 
 def _tls(patient: Patient) -> Finding:
     scheme, host = patient.address.scheme, patient.address.hostname or ""
+    if scheme.startswith("rediss") and (option := read_url(patient.address.geturl())[0].unchecked):
+        mend = "name your authority instead: ?ssl_ca_certs=FILE"
+        return Finding("warn", "TLS", f"on, but {option}: whoever is in between can pass for the database", mend)
     if scheme.startswith(("https", "rediss")):
         return Finding("ok", "TLS", "on, and the certificate was verified")
     if scheme == "unix" or host in ("localhost", "::1") or host.startswith("127."):
