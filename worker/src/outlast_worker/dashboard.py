@@ -17,8 +17,8 @@ from outlast_edge import ANY, Edge
 from outlast_edge.dashboard import Dashboard, TokenGate
 
 from .cli.show import note, put
-from .dev.stack import listen, url_of
 from .gateway.config import is_loopback
+from .gateway.server import listen, url_of
 
 __all__ = ["serve"]
 

@@ -30,6 +30,7 @@ from outlast_worker.cli.show import note, put
 from outlast_worker.cli.supervise import Program, Supervisor, on_signals
 from outlast_worker.gateway import Database, GatewayConfig, GatewayServer
 from outlast_worker.gateway.config import LOOPBACK_NAMES, is_loopback
+from outlast_worker.gateway.server import listen, url_of
 
 from .server import EmbeddedServer
 from .state import State
@@ -211,22 +212,3 @@ class _Stack:
                 except ConfigurationError as error:
                     note(str(error))
                     self.stop(1)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol's number: asyncio switches Nagle's delay off only on sockets that name TCP.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host.strip("[]"), port))
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def url_of(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

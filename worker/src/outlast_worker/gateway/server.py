@@ -91,23 +91,32 @@ def _server(gateway: Gateway, *, signals: bool, on_started: Callable[[], None] =
     return Server(uvicorn.Config(gateway, http=kind, ws="none", **quiet, **limits))
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound and listens. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol number: asyncio sets TCP_NODELAY only on sockets that name TCP, and without it each answer, head
     # and body being two writes, waits 40 ms for the caller's delayed acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host.strip("[]"), port))
-    except OSError as error:
+        listener.listen(128)
+    except OSError:
         listener.close()
-        raise ConfigurationError(
-            f"cannot listen on host={host!r}, port={port}: {error.strerror}; choose another port"
-        ) from error
+        raise
     return listener
 
 
-def _url(listener: socket.socket) -> str:
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on host={host!r}, port={port}: {error.strerror}; choose another port"
+        ) from error
+
+
+def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -117,7 +126,7 @@ def serve(config: GatewayConfig, host: str = "127.0.0.1", port: int = 8079) -> N
     config = check_bind(config, host)
     listener: socket.socket
     server = _server(
-        Gateway(config), signals=True, on_started=lambda: logger.info("The gateway listens on %s", _url(listener))
+        Gateway(config), signals=True, on_started=lambda: logger.info("The gateway listens on %s", url_of(listener))
     )
     listener = _bind(host, port)
     server.run(sockets=[listener])
@@ -170,7 +179,7 @@ class GatewayServer:
     def _prepare(self, on_started: Callable[[], None]) -> Coroutine[Any, Any, None]:
         server = self._server = _server(self.gateway, signals=False, on_started=on_started)
         listener = _bind(*self._address)
-        self.url = _url(listener)
+        self.url = url_of(listener)
         return server.serve(sockets=[listener])
 
     def _stop(self) -> None:
