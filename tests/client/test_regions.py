@@ -13,7 +13,7 @@ import redis
 from upstash_redis import Redis as UpstashRedis
 
 import outlast
-from outlast.protocol import Keys, calls, tail
+from outlast.protocol import Keys, calls, holding, tail
 from outlast.upstash import UpstashTransport
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 
@@ -120,8 +120,8 @@ def test_the_upstash_adapter_undoes_the_clients_formatting(
     upstash = UpstashRedis(gateway.url, TOKEN, rest_retries=0)
     transport = UpstashTransport(upstash)
     keys = Keys(queue_name)
-    transport.send(calls.seen(keys, "w1", "now"))
-    transport.send(calls.seen(keys, "w2", "then"))
+    transport.send(holding.seen(keys, "w1", "now"))
+    transport.send(holding.seen(keys, "w2", "then"))
     assert transport.send(calls.workers(keys)) == {"w1": "now", "w2": "then"}
     assert transport.send_many([calls.workers(keys), calls.cancel(keys, "x", result_ttl_ms=1)]) == [
         {"w1": "now", "w2": "then"},

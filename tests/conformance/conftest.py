@@ -18,7 +18,7 @@ import upstash_redis
 import upstash_redis.asyncio
 
 import outlast
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer
 from outlast_worker.tcp import TcpTransport
 
@@ -142,10 +142,10 @@ class Hand:
         self._requests = 0
         self._written: dict[str, int] = {}
 
-    def reserve(self, k: int = 1, *, now: int | None = None) -> list[calls.Reserved]:
+    def reserve(self, k: int = 1, *, now: int | None = None) -> list[holding.Reserved]:
         self._requests += 1
         answer = self._transport.send(
-            calls.reserve(
+            holding.reserve(
                 self._keys,
                 worker="hand",
                 request=self._requests,
@@ -160,32 +160,32 @@ class Hand:
             self._written[job.id] = job.n
         return answer.jobs
 
-    def take(self, **options: Any) -> calls.Reserved:
+    def take(self, **options: Any) -> holding.Reserved:
         [job] = self.reserve(**options)
         return job
 
-    def emit(self, job: calls.Reserved, *events: tuple[str, str], progress: str = "", max_len: int = 10_000) -> str:
+    def emit(self, job: holding.Reserved, *events: tuple[str, str], progress: str = "", max_len: int = 10_000) -> str:
         held = self._transport.send(
-            calls.flush(
+            holding.flush(
                 self._keys, job, first=self._written[job.id] + 1, events=events, max_len=max_len, progress=progress
             )
         )
         self._written[job.id] += len(events)
         return held
 
-    def say(self, job: calls.Reserved, *chunks: str) -> str:
+    def say(self, job: holding.Reserved, *chunks: str) -> str:
         return self.emit(job, *(("chunk", chunk) for chunk in chunks))
 
     def settle(
         self,
-        job: calls.Reserved,
+        job: holding.Reserved,
         status: Literal["completed", "failed", "cancelled"] = "completed",
         body: str = "null",
         *,
         ttl_ms: int = 60_000,
     ) -> str:
         return self._transport.send(
-            calls.settle(
+            holding.settle(
                 self._keys,
                 job,
                 status=status,
@@ -196,9 +196,9 @@ class Hand:
             )
         )
 
-    def retry(self, job: calls.Reserved, *, delay_ms: int = 0, error: str = "try again") -> str:
+    def retry(self, job: holding.Reserved, *, delay_ms: int = 0, error: str = "try again") -> str:
         return self._transport.send(
-            calls.retry(
+            holding.retry(
                 self._keys,
                 job,
                 error=error,
@@ -208,7 +208,7 @@ class Hand:
             )
         )
 
-    def run(self, chunks: Sequence[str] = (), result: str = "null") -> calls.Reserved:
+    def run(self, chunks: Sequence[str] = (), result: str = "null") -> holding.Reserved:
         """Take the next job, write its chunks and complete it."""
         job = self.take()
         if chunks:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from outlast import Client, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, calls, holding
 
 LONG = 600_000
 SECRET = "the moon is made of cheese"
@@ -28,11 +28,11 @@ class Fleet:
     def alive(self, worker: str = "w1", **told: Any) -> None:
         info = {"at": round(time.time() * 1000), "name": None, "host": "box-1", "pid": 4711, "concurrency": 4}
         info |= {"active": 0, "state": "running", "version": "0.1.0", **told}
-        self.send(calls.seen(self.keys, worker, json.dumps(info)))
+        self.send(holding.seen(self.keys, worker, json.dumps(info)))
 
-    def take(self, worker: str = "w1", k: int = 1) -> list[calls.Reserved]:
+    def take(self, worker: str = "w1", k: int = 1) -> list[holding.Reserved]:
         self.requests += 1
-        call = calls.reserve(
+        call = holding.reserve(
             self.keys,
             worker=worker,
             request=self.requests,
@@ -41,16 +41,16 @@ class Fleet:
             result_ttl_ms=LONG,
             dead_ttl_ms=LONG,
         )
-        found: list[calls.Reserved] = self.send(call).jobs
+        found: list[holding.Reserved] = self.send(call).jobs
         return found
 
-    def say(self, job: calls.Reserved, *texts: str, progress: str = "") -> None:
+    def say(self, job: holding.Reserved, *texts: str, progress: str = "") -> None:
         events = [("chunk", text) for text in texts]
-        self.send(calls.flush(self.keys, job, first=job.n + 1, events=events, max_len=10_000, progress=progress))
+        self.send(holding.flush(self.keys, job, first=job.n + 1, events=events, max_len=10_000, progress=progress))
         job.n += len(texts)
 
-    def end(self, job: calls.Reserved, body: str = '"done"', status: Any = "completed") -> None:
-        call = calls.settle(
+    def end(self, job: holding.Reserved, body: str = '"done"', status: Any = "completed") -> None:
+        call = holding.settle(
             self.keys, job, status=status, body=body, ttl_ms=LONG, cancel_ttl_ms=LONG, count=job.n, steps=False
         )
         self.send(call)
@@ -77,9 +77,9 @@ def everything(url: str, name: str = "chat") -> dict[str, str]:
     ids["active"] = fleet.jobs.enqueue({"prompt": SECRET}, owner="anna@example.com", budget={"cost": 1}).id
     [job] = fleet.take()
     for step, value in (("outline", '{"parts":3}'), ("search the archive", f'"{SECRET}"')):
-        fleet.send(calls.step(fleet.keys, job, name=step, value=value))
+        fleet.send(holding.step(fleet.keys, job, name=step, value=value))
     usage = '{"input_tokens":1200,"output_tokens":340,"cost":0.0123}'
-    fleet.send(calls.flush(fleet.keys, job, first=1, events=[("chunk", SECRET + " ")], max_len=9, usage=usage))
+    fleet.send(holding.flush(fleet.keys, job, first=1, events=[("chunk", SECRET + " ")], max_len=9, usage=usage))
     job.n = 1
     fleet.say(job, "and ", "so on. ", progress="0.4")
     ids["done"] = fleet.jobs.enqueue({"prompt": SECRET}, priority=9).id

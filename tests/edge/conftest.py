@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from outlast import AsyncClient, OutlastError, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, calls, holding
 from outlast_edge import ANY, Edge
 from outlast_worker.tcp import AsyncTcpTransport, TcpTransport
 
@@ -26,12 +26,12 @@ class Worker:
         self.keys = keys
         self.requests = 0
         self.n = 0
-        self.job: calls.Reserved
+        self.job: holding.Reserved
 
     def take(self) -> str:
         self.requests += 1
         [self.job] = self.transport.send(
-            calls.reserve(
+            holding.reserve(
                 self.keys,
                 worker=f"w{id(self)}",
                 request=self.requests,
@@ -46,14 +46,14 @@ class Worker:
 
     def say(self, *texts: str, kind: str = "chunk", progress: str = "", max_len: int = 10_000) -> None:
         events = [(kind, text) for text in texts]
-        call = calls.flush(self.keys, self.job, first=self.n + 1, events=events, max_len=max_len, progress=progress)
+        call = holding.flush(self.keys, self.job, first=self.n + 1, events=events, max_len=max_len, progress=progress)
         assert self.transport.send(call) in ("ok", "cancel")
         self.n += len(events)
 
     def again(self) -> None:
         """The attempt fails and the next one starts."""
         self.transport.send(
-            calls.retry(self.keys, self.job, error="boom", delay_ms=0, cancel_ttl_ms=60_000, count=self.n)
+            holding.retry(self.keys, self.job, error="boom", delay_ms=0, cancel_ttl_ms=60_000, count=self.n)
         )
         self.take()
 
@@ -61,7 +61,7 @@ class Worker:
         self, body: str = '"done"', status: Literal["completed", "failed", "cancelled"] = "completed", ttl: int = 60_000
     ) -> None:
         self.transport.send(
-            calls.settle(self.keys, self.job, status=status, body=body, ttl_ms=ttl, cancel_ttl_ms=ttl, count=self.n)
+            holding.settle(self.keys, self.job, status=status, body=body, ttl_ms=ttl, cancel_ttl_ms=ttl, count=self.n)
         )
 
 

@@ -15,7 +15,7 @@ import pytest
 import uvicorn
 
 from outlast import AsyncClient, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, calls, holding
 from outlast_edge import ANY, Edge
 from outlast_worker.tcp import TcpTransport
 
@@ -27,13 +27,13 @@ class Hand:
         self.keys = keys
         self.transport = TcpTransport(url)
         self.requests = 0
-        self.job: calls.Reserved
+        self.job: holding.Reserved
         self.n = 0
 
     def take(self) -> str:
         self.requests += 1
         times = {"lease_ms": 60_000, "result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
-        call = calls.reserve(self.keys, worker=f"w{id(self)}", request=self.requests, k=1, **times)
+        call = holding.reserve(self.keys, worker=f"w{id(self)}", request=self.requests, k=1, **times)
         [self.job] = self.transport.send(call).jobs
         self.n = self.job.n
         return self.job.id
@@ -41,19 +41,19 @@ class Hand:
     def say(self, *values: Any) -> None:
         """Text, or anything else as JSON."""
         events = [("chunk", v) if isinstance(v, str) else ("data", json.dumps(v)) for v in values]
-        call = calls.flush(self.keys, self.job, first=self.n + 1, events=events, max_len=10_000)
+        call = holding.flush(self.keys, self.job, first=self.n + 1, events=events, max_len=10_000)
         assert self.transport.send(call) in ("ok", "cancel")
         self.n += len(events)
 
     def again(self) -> None:
         """The attempt fails and the next one starts."""
-        call = calls.retry(self.keys, self.job, error="boom", delay_ms=0, cancel_ttl_ms=60_000, count=self.n)
+        call = holding.retry(self.keys, self.job, error="boom", delay_ms=0, cancel_ttl_ms=60_000, count=self.n)
         assert self.transport.send(call) == "scheduled"
         self.take()
 
     def end(self, result: Any = "done", status: Literal["completed", "failed", "cancelled"] = "completed") -> None:
         body = json.dumps(result) if status == "completed" else result
-        call = calls.settle(
+        call = holding.settle(
             self.keys, self.job, status=status, body=body, ttl_ms=60_000, cancel_ttl_ms=60_000, count=self.n
         )
         self.transport.send(call)

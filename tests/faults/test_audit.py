@@ -20,7 +20,7 @@ from tests.faults.audit import (
 from tests.faults.servers import journalled
 
 from outlast import Client, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast.protocol.keys import KEY_TABLE
 from outlast_worker.tcp import TcpTransport
 
@@ -35,11 +35,11 @@ def accepted(valkey_url: str, queue_name: str, keys: Keys) -> set[str]:
         jobs = client.queue(Queue(queue_name))
         for end in ("completed", "failed", None):
             jobs.enqueue(end, id=f"job-{end or 'active'}", idempotency_key=f"key-{end or 'active'}")
-            taken = transport.send(calls.reserve(keys, worker="w", request=len(end or ""), k=1, **TIMES)).jobs[0]
-            transport.send(calls.flush(keys, taken, first=taken.n + 1, events=[("chunk", "text")], max_len=100))
+            taken = transport.send(holding.reserve(keys, worker="w", request=len(end or ""), k=1, **TIMES)).jobs[0]
+            transport.send(holding.flush(keys, taken, first=taken.n + 1, events=[("chunk", "text")], max_len=100))
             if end is not None:
                 transport.send(
-                    calls.settle(keys, taken, status=end, body='"R"', ttl_ms=60_000, cancel_ttl_ms=60_000, count=1)  # type: ignore[arg-type]
+                    holding.settle(keys, taken, status=end, body='"R"', ttl_ms=60_000, cancel_ttl_ms=60_000, count=1)  # type: ignore[arg-type]
                 )
         jobs.enqueue(None, id="job-cancelled", idempotency_key="key-cancelled")
         assert jobs.cancel("job-cancelled")
@@ -133,9 +133,11 @@ def test_the_journal_shows_what_the_keys_no_longer_do(queue_name: str, keys: Key
         jobs = client.queue(Queue(queue_name))
         transport = TcpTransport(server.connection_url)
         ids = [jobs.enqueue(n).id for n in range(4)]
-        for n, taken in enumerate(transport.send(calls.reserve(keys, worker="w", request=1, k=3, **TIMES)).jobs):
+        for n, taken in enumerate(transport.send(holding.reserve(keys, worker="w", request=1, k=3, **TIMES)).jobs):
             transport.send(
-                calls.settle(keys, taken, status="completed", body=str(n), ttl_ms=60_000, cancel_ttl_ms=60_000, count=0)
+                holding.settle(
+                    keys, taken, status="completed", body=str(n), ttl_ms=60_000, cancel_ttl_ms=60_000, count=0
+                )
             )
         assert jobs.cancel(ids[3])
 

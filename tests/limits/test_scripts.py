@@ -9,7 +9,7 @@ from tests.protocol.benni import Benni
 from tests.protocol.lab import LEASE, Holder, Lab
 
 from outlast import InvalidArgumentError
-from outlast.protocol import calls
+from outlast.protocol import holding
 from outlast.protocol.keys import LARGE
 from outlast.rules import Rules, changes, pause, read, resume, set_rules
 from outlast.transport import drive
@@ -48,7 +48,7 @@ def test_never_more_run_than_the_limit_and_a_lapsed_lease_still_counts(lab: Lab)
     [again] = lab.take(4, worker="a", limited="room")
     lab.now += LEASE + 1  # all lapse at once; until they are taken back, they may well run
     assert lab.take(4, worker="b", limited="room") == []
-    lab.now += calls.grace_ms(LEASE) + 1
+    lab.now += holding.grace_ms(LEASE) + 1
     answer = lab.reserve(4, worker="b", limited="room")
     assert (len(answer.jobs), answer.limited) == (3, "room")
     assert again.complete() == "lost"
@@ -225,7 +225,7 @@ def of(owner: str) -> dict[str, Any]:
 
 def end(lab: Lab, job: Holder) -> None:
     job.complete()
-    lab.send(calls.admit(lab.keys, job.id, job.job.owner or ""))
+    lab.send(holding.admit(lab.keys, job.id, job.job.owner or ""))
 
 
 def test_one_owners_ten_thousand_jobs_do_not_keep_the_others_waiting(lab: Lab) -> None:
@@ -283,7 +283,7 @@ def test_a_held_back_job_is_where_any_worker_finds_it_and_can_be_cancelled(lab: 
     [job] = lab.take(4)
     assert job.id == "j00002"
     lab.now += 3_600_000  # nobody ever let it in: it shows up by itself, and is held back anew
-    lab.send(calls.renew(lab.keys, [job.job], lease_ms=LEASE, now=lab.now))
+    lab.send(holding.renew(lab.keys, [job.job], lease_ms=LEASE, now=lab.now))
     assert lab.take(4) == []
     assert lab.where("j00003") == ["scheduled"]
     end(lab, job)
@@ -320,7 +320,7 @@ def test_a_job_that_runs_again_at_once_still_counts(lab: Lab) -> None:
     job = lab.one()
     job.release()
     again = lab.one("j00000")
-    lab.send(calls.admit(lab.keys, job.id, "o"))
+    lab.send(holding.admit(lab.keys, job.id, "o"))
     assert lab.take(3) == []
     end(lab, again)
     assert len(lab.take(3)) == 1
@@ -370,7 +370,7 @@ def test_the_rule_of_the_lease_counts_over_the_workers(lab: Lab) -> None:
     rule(lab, lease=5, timeout=7, result_ttl=11, max_payload=20_000)
     lab.enqueue()
     answer = lab.reserve(1)
-    assert answer.terms == calls.Terms(5000, 7000, 11_000, 20_000, None, None)
+    assert answer.terms == holding.Terms(5000, 7000, 11_000, 20_000, None, None)
     assert lab.score("leases") == lab.now + 5000
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import redis
 
 from outlast import Event, Queue
-from outlast.protocol import Call, Keys, Tail, calls
+from outlast.protocol import Call, Keys, Tail, calls, holding
 from outlast.records import Enqueued
 from outlast.transport import drive
 
@@ -38,11 +38,11 @@ class Holder:
     """A worker's side of one job that it took: numbers its events, as PROTOCOL asks of the holder."""
 
     lab: Lab
-    job: calls.Reserved
+    job: holding.Reserved
     n: int = field(init=False)
     emitted: bool = False
     stepped: bool = False
-    used: calls.Used = field(default_factory=calls.Used)
+    used: holding.Used = field(default_factory=holding.Used)
 
     def __post_init__(self) -> None:
         self.n = self.job.n
@@ -59,7 +59,7 @@ class Holder:
         usage: str = "",
         again: bool = False,
     ) -> Any:
-        return calls.flush(
+        return holding.flush(
             self.lab.keys,
             self.job,
             first=self.n + 1,
@@ -86,13 +86,13 @@ class Holder:
         return self.flush(("progress", value), progress=value, renew=renew)
 
     def renew(self) -> str:
-        return self.lab.send(calls.renew(self.lab.keys, [self.job], lease_ms=LEASE, now=self.lab.now))[0]
+        return self.lab.send(holding.renew(self.lab.keys, [self.job], lease_ms=LEASE, now=self.lab.now))[0]
 
     def settle_call(
         self, status: Literal["completed", "failed", "cancelled"], body: str, ttl: int | None = None
-    ) -> Call[calls.Settled]:
+    ) -> Call[holding.Settled]:
         keep = ttl or (DEAD_TTL if status == "failed" else RESULT_TTL)
-        return calls.settle(
+        return holding.settle(
             self.lab.keys,
             self.job,
             status=status,
@@ -107,18 +107,18 @@ class Holder:
 
     def uses(self, day: str = "2026-11-30", **amounts: float) -> Holder:
         """What the holder says of its usage when it gives the job away."""
-        self.used = calls.Used(json.dumps(amounts), day, [(name, json.dumps(n)) for name, n in amounts.items()])
+        self.used = holding.Used(json.dumps(amounts), day, [(name, json.dumps(n)) for name, n in amounts.items()])
         return self
 
-    def step_call(self, name: str, value: str, *, stale: bool = False) -> Call[calls.Held]:
-        return calls.step(self.lab.keys, self.job, name=name, value=value, stale=stale)
+    def step_call(self, name: str, value: str, *, stale: bool = False) -> Call[holding.Held]:
+        return holding.step(self.lab.keys, self.job, name=name, value=value, stale=stale)
 
     def step(self, name: str, value: str, *, stale: bool = False) -> str:
         self.stepped = True
         return self.lab.send(self.step_call(name, value, stale=stale))
 
     def steps(self) -> tuple[dict[str, str], bool]:
-        return self.lab.send(calls.steps(self.lab.keys, self.job))
+        return self.lab.send(holding.steps(self.lab.keys, self.job))
 
     def complete(self, body: str = "null", ttl: int | None = None) -> str:
         return self.lab.send(self.settle_call("completed", body, ttl))
@@ -129,7 +129,7 @@ class Holder:
     def retry_call(
         self, delay_ms: int = 0, error: str = "Error: again", ring: bool = False
     ) -> Call[Literal["scheduled", "cancelled", "lost"]]:
-        return calls.retry(
+        return holding.retry(
             self.lab.keys,
             self.job,
             error=error,
@@ -147,7 +147,7 @@ class Holder:
     def release_call(
         self, pause_ms: int | None = None, error: str = "", emitted: bool | None = None
     ) -> Call[Literal["waiting", "cancelled", "lost"]]:
-        return calls.release(
+        return holding.release(
             self.lab.keys,
             self.job,
             cancel_ttl_ms=RESULT_TTL,
@@ -242,10 +242,10 @@ class Lab:
             "now": self.now,
             **options,
         }
-        return calls.reserve(self.keys, **given)
+        return holding.reserve(self.keys, **given)
 
-    def reserve(self, k: int = 1, **options: Any) -> calls.Reservation:
-        answer: calls.Reservation = self.send(self.reserve_call(k, **options))
+    def reserve(self, k: int = 1, **options: Any) -> holding.Reservation:
+        answer: holding.Reservation = self.send(self.reserve_call(k, **options))
         return answer
 
     def take(self, k: int = 1, **options: Any) -> list[Holder]:
@@ -266,7 +266,7 @@ class Lab:
         """Let every lease lapse and be looked at twice, so that the next reserve has what they owned."""
         self.now += LEASE + 1
         self.reserve(0)
-        self.now += calls.grace_ms(LEASE) + 1
+        self.now += holding.grace_ms(LEASE) + 1
 
     # -- readers -------------------------------------------------------------------------------------------------
 

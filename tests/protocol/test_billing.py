@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outlast.protocol import Call, calls
+from outlast.protocol import Call, calls, holding
 
 from .lab import LEASE, Lab
 
@@ -237,7 +237,7 @@ def renewal(lab: Lab, count: int, relief: bool = False) -> Call[Any]:
     for index in range(count):
         lab.enqueue(f"job-{index}", own=False)
     jobs = [job.job for job in lab.take(count)]
-    return calls.renew(lab.keys, jobs, lease_ms=LEASE, relief=relief, now=lab.now)
+    return holding.renew(lab.keys, jobs, lease_ms=LEASE, relief=relief, now=lab.now)
 
 
 def emitted(job: Any) -> Call[Any]:
@@ -349,7 +349,7 @@ def admits(lab: Lab, count: int) -> Call[Any]:
     if count > 1:
         lab.running("job-x", extra=[("owner", "o")], priority=9)
         lab.take(1)
-    return calls.admit(lab.keys, "job-0", "o")
+    return holding.admit(lab.keys, "job-0", "o")
 
 
 def cancel_call(lab: Lab, id: str = "job-a", **options: Any) -> Call[Any]:
@@ -389,7 +389,7 @@ def prune(lab: Lab, alive: int, gone: int) -> Call[Any]:
         lab.running(f"job-{index}").fail()
     for index in range(gone):
         lab.raw("DEL", lab.keys.job(f"job-{index}"))
-    return calls.prune_dead(lab.keys)
+    return holding.prune_dead(lab.keys)
 
 
 OTHERS: dict[str, tuple[int, Prepare]] = {

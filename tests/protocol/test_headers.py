@@ -16,7 +16,7 @@ import redis
 
 import outlast.protocol
 from outlast import IdempotencyConflictError, InvalidArgumentError, JobInUseError, ReplyShapeError
-from outlast.protocol import Call, Keys, calls, scripts
+from outlast.protocol import Call, Keys, calls, holding, scripts
 from outlast.protocol.digests import DIGESTS
 from outlast.protocol.keys import BATCH, KEY_TABLE, LARGE, LATER, RANK
 
@@ -175,14 +175,14 @@ def test_every_answer_is_understood_and_no_other(name: str, keys: Keys) -> None:
 
 USAGE_TTL_MS = 400 * 86_400_000
 
-JOB = calls.Reserved(
+JOB = holding.Reserved(
     "id-7", "p", 3, 5, 2, 1, 4, "100", "200", 6, "rank-9", "", None, None, None, None, None, None, "", "", "", "w:8"
 )
 
 
-def job(key: str = "") -> calls.Reserved:
+def job(key: str = "") -> holding.Reserved:
     fields = {name: getattr(JOB, name) for name in JOB.__slots__}
-    return calls.Reserved(**{**fields, "key": key})
+    return holding.Reserved(**{**fields, "key": key})
 
 
 def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, str], list[str]]]:
@@ -273,7 +273,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
         )
         held = [job() for _ in range(3 if relief else 1)]
         yield (
-            calls.renew(keys, held, lease_ms=44, relief=relief, now=now),
+            holding.renew(keys, held, lease_ms=44, relief=relief, now=now),
             {"leases": keys.leases, **{f"job...{i}": keys.job("id-7") for i in range(len(held))}},
             {"now": _opt(now), "lease_ms": "44", "relief": str(int(relief))},
             ["id-7", "w:8"] * len(held),
@@ -301,7 +301,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
             [],
         )
         yield (
-            calls.step(keys, job(), name="gen", value="vv", ttl_ms=55, stale=flag),
+            holding.step(keys, job(), name="gen", value="vv", ttl_ms=55, stale=flag),
             {"job": keys.job("id-7"), "steps": keys.steps("id-7")},
             {
                 "token": "w:8",
@@ -313,7 +313,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
             },
             [],
         )
-    yield calls.prune_dead(keys), {"dead": keys.dead, "absent": keys.absent}, {"base": keys.base}, []
+    yield holding.prune_dead(keys), {"dead": keys.dead, "absent": keys.absent}, {"base": keys.base}, []
     yield (
         calls.purge_dead(keys, 5),
         {"dead": keys.dead, "absent": keys.absent},
@@ -321,7 +321,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
         [],
     )
     yield (
-        calls.admit(keys, "id-1", "me"),
+        holding.admit(keys, "id-1", "me"),
         {
             "owner": keys.owner("me"),
             "ready": keys.ready,
@@ -336,7 +336,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
         (False, True), (None, 66), (None, 33), (False, True), ("", "room")
     ):
         yield (
-            calls.reserve(
+            holding.reserve(
                 keys,
                 worker="wid",
                 request=12,
@@ -386,7 +386,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
         (None, 44), ("", "0.5"), ("", "{}"), (False, True), ([], [("chunk", "x"), ("data", "{}")])
     ):
         yield (
-            calls.flush(
+            holding.flush(
                 keys,
                 job(),
                 first=21,
@@ -421,12 +421,12 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
     for key, flag in itertools.product(("", "kk"), (False, True)):
         held_by_key = {"idem?": keys.idem("kk")} if key else {}
         own = {"job": keys.job("id-7"), "events": keys.events("id-7"), "leases": keys.leases}
-        used = calls.Used("{}", "2026-11-30", [("cost", "0.5"), ("tokens", "7")]) if flag else calls.Used()
+        used = holding.Used("{}", "2026-11-30", [("cost", "0.5"), ("tokens", "7")]) if flag else holding.Used()
         totals = {"usage?": keys.usage("2026-11-30")} if flag else {}
         amounts = ["cost", "0.5", "tokens", "7"] if flag else []
         for status in ("completed", "failed", "cancelled"):
             yield (
-                calls.settle(
+                holding.settle(
                     keys,
                     job(key),
                     status=status,
@@ -463,7 +463,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
                 amounts,
             )
         yield (
-            calls.retry(
+            holding.retry(
                 keys, job(key), error="ee", delay_ms=25, cancel_ttl_ms=23, count=24, ring=flag, used=used, now=9
             ),
             {
@@ -491,7 +491,7 @@ def variants(keys: Keys) -> Iterator[tuple[Call[Any], dict[str, str], dict[str, 
         )
         for emitted in (False, True):
             yield (
-                calls.release(
+                holding.release(
                     keys,
                     job(key),
                     cancel_ttl_ms=23,

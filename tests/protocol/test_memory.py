@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from outlast import StoreFullError
-from outlast.protocol import Call, calls
+from outlast.protocol import Call, calls, holding
 from outlast.transport import server_error
 
 from .lab import LEASE, Lab
@@ -102,9 +102,9 @@ def test_cancel_of_a_running_job_passes_with_relief(lab: Lab) -> None:
 def test_a_renewal_passes_with_relief(lab: Lab) -> None:
     job = lab.running()
     lab.now += 100
-    refused_whole(lab, calls.renew(lab.keys, [job.job], lease_ms=LEASE, now=lab.now))
+    refused_whole(lab, holding.renew(lab.keys, [job.job], lease_ms=LEASE, now=lab.now))
     with full(lab):
-        answers = lab.send(calls.renew(lab.keys, [job.job], lease_ms=LEASE, relief=True, now=lab.now))
+        answers = lab.send(holding.renew(lab.keys, [job.job], lease_ms=LEASE, relief=True, now=lab.now))
     assert answers == ["ok"]
     assert lab.score("leases") == lab.now + LEASE
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from outlast.protocol import Call, calls
+from outlast.protocol import Call, calls, holding
 
 from .lab import LEASE, Holder, Lab
 
@@ -123,7 +123,7 @@ CALLS: dict[str, Callable[[Lab], Prepared]] = {
     "flush": lambda lab: flush(lab, *EVENTS),
     "flush, renewing": lambda lab: flush(lab, *EVENTS, renew=True, progress="0.5"),
     "flush of progress alone": lambda lab: flush(lab, progress="0.5"),
-    "renew": lambda lab: same(calls.renew(lab.keys, [lab.running().job], lease_ms=LEASE, now=lab.now + 5)),
+    "renew": lambda lab: same(holding.renew(lab.keys, [lab.running().job], lease_ms=LEASE, now=lab.now + 5)),
     "step": lambda lab: same(lab.running().step_call("s", "1")),
     "step over those of another life": lambda lab: same(stale_steps(lab)),
     "settle with steps": lambda lab: same(stepped(lab).settle_call("completed", "1")),
@@ -142,7 +142,7 @@ CALLS: dict[str, Callable[[Lab], Prepared]] = {
     "release, pausing": lambda lab: same(lab.running().release_call(pause_ms=500)),
     "release of a cancelled job": lambda lab: same(flagged(lab, key="k").release_call()),
     "retry_dead": revival,
-    "seen": lambda lab: same(calls.seen(lab.keys, "w", "here")),
+    "seen": lambda lab: same(holding.seen(lab.keys, "w", "here")),
 }
 
 
@@ -153,7 +153,7 @@ def cancel(lab: Lab) -> Call[Any]:
 def answer(lab: Lab, call: Call[Any]) -> Any:
     """The answer; of a reservation the jobs, because the hint of a repeat says: ask anew for what is free."""
     got = lab.send(call)
-    return got.jobs if isinstance(got, calls.Reservation) else got
+    return got.jobs if isinstance(got, holding.Reservation) else got
 
 
 def still(state: dict[str, Any]) -> dict[str, Any]:
@@ -333,7 +333,7 @@ def test_h10_a_stale_token_changes_nothing(name: str, then: str, lab: Lab) -> No
             lab.raw("DEL", lab.keys.job("job-a"), lab.keys.events("job-a"), lab.keys.idem("k"))
     job.lab.now = lab.now
     assert unchanged(lab, late_calls(job)[name]) == "lost"
-    assert lab.send(calls.renew(lab.keys, [job.job], lease_ms=LEASE, now=lab.now)) == ["lost"]
+    assert lab.send(holding.renew(lab.keys, [job.job], lease_ms=LEASE, now=lab.now)) == ["lost"]
 
 
 def test_a_renewal_tells_each_job_apart(lab: Lab) -> None:
@@ -343,7 +343,7 @@ def test_a_renewal_tells_each_job_apart(lab: Lab) -> None:
     b.complete()
     lab.cancel("c")
     lab.now += 100
-    answers = lab.send(calls.renew(lab.keys, [a.job, b.job, c.job, d.job], lease_ms=LEASE, now=lab.now))
+    answers = lab.send(holding.renew(lab.keys, [a.job, b.job, c.job, d.job], lease_ms=LEASE, now=lab.now))
     assert answers == ["ok", "lost", "cancel", "ok"]
     assert lab.where("b") == []
     assert {lab.score("leases", id) for id in "acd"} == {lab.now + LEASE}
@@ -356,7 +356,7 @@ def test_a_renewal_of_very_many_jobs_fits_into_one_call(lab: Lab) -> None:
     assert len(jobs) == 250
     lab.now += 100
     many = (jobs * 20)[:4500]
-    answers = lab.send(calls.renew(lab.keys, [job.job for job in many], lease_ms=LEASE, now=lab.now))
+    answers = lab.send(holding.renew(lab.keys, [job.job for job in many], lease_ms=LEASE, now=lab.now))
     assert answers == ["ok"] * 4500
     assert {float(score) for score in lab.state()["leases"]["members"].values()} == {lab.now + LEASE}
 

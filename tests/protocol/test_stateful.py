@@ -25,14 +25,14 @@ from hypothesis.stateful import (
 )
 
 from outlast import JobInUseError
-from outlast.protocol import Call, Keys, Tail, calls
+from outlast.protocol import Call, Keys, Tail, calls, holding
 from outlast.protocol.keys import RANK
 from outlast.records import TERMINAL
 
 from .lab import LEASE, Holder, Lab, text_of
 
 LONG = int(os.environ.get("OUTLAST_LONG", "0"))
-GRACE = calls.grace_ms(LEASE)
+GRACE = holding.grace_ms(LEASE)
 MARK = 1 / 512
 """Of a worker whose id does not begin with hexadecimal digits."""
 LAPSED = "Worker lease expired before the job finished"
@@ -319,7 +319,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders)
     def renew(self, worker: str, lost: bool) -> None:
         held = [holder for holder in self.holders[-8:] if holder.job.token.startswith(worker)]
-        call = calls.renew(self.lab.keys, [holder.job for holder in held], lease_ms=LEASE, now=self.lab.now)
+        call = holding.renew(self.lab.keys, [holder.job for holder in held], lease_ms=LEASE, now=self.lab.now)
         for holder, answer in zip(held, self.send(call, lost), strict=True):
             job = self.model.jobs.get(holder.id)
             mine = job and job.token == holder.job.token

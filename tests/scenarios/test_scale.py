@@ -14,7 +14,7 @@ from tests.faults.processes import until
 from tests.servers import start_valkey
 
 from outlast import AsyncClient, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast.protocol.scripts import SCRIPTS
 from outlast_edge import ANY, Edge
 from outlast_worker import JobContext, Worker
@@ -55,7 +55,7 @@ async def test_h67_no_operation_slows_down_with_a_million_jobs(queue_name: str) 
 
                 def take() -> Awaitable[Any]:
                     times = {"lease_ms": 60_000, "result_ttl_ms": 60_000, "dead_ttl_ms": 60_000}
-                    return transport.send(calls.reserve(keys, worker="w", request=next(requests), k=1, **times))
+                    return transport.send(holding.reserve(keys, worker="w", request=next(requests), k=1, **times))
 
                 async def measure() -> dict[str, float]:
                     """Median microseconds of the server for each operation."""

@@ -17,7 +17,7 @@ from tests.faults.processes import Process, until
 from tests.servers import start_valkey
 
 from outlast import AsyncClient, JobLeaseLostError, Queue
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, calls, holding
 from outlast_worker import JobContext, SyncJobContext, Worker
 
 from .conftest import sleeper
@@ -409,7 +409,7 @@ async def test_an_idle_worker_finds_the_job_of_a_dead_one_that_it_never_heard_of
         with raw.pipeline() as unheard:
             unheard.execute_command(*enqueue.command(source=True))
             unheard.delete(keys.signal)
-            take = calls.reserve(keys, worker="dead", request=1, k=1, **times)
+            take = holding.reserve(keys, worker="dead", request=1, k=1, **times)
             unheard.execute_command(*take.command(source=True))
             unheard.execute()
         assert await aclient.queue(queue).wait("j", timeout=10) == "slept"

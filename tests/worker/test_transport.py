@@ -32,7 +32,7 @@ from outlast import (
     StoreFullError,
     TransportError,
 )
-from outlast.protocol import Call, Keys, calls
+from outlast.protocol import Call, Keys, calls, holding, wire
 from outlast.protocol.scripts import SCRIPTS
 from outlast_worker import resp
 from outlast_worker.tcp import AsyncTcpTransport, TcpTransport, TlsError
@@ -42,7 +42,7 @@ SECRET = "p4ss/w:rd@%"
 
 
 def echo(text: str) -> Call[str]:
-    return Call(("ECHO", text), calls.text)
+    return Call(("ECHO", text), wire.text)
 
 
 def enqueue(keys: Keys, id: str, payload: str = "1") -> Call[Any]:
@@ -133,13 +133,13 @@ def test_a_server_that_refuses_the_flag_gets_the_scripts_without_it(
 ) -> None:
     transport = both(valkey_url)
     transport.send(enqueue(keys, "a"))
-    [job] = transport.send(calls.reserve(keys, worker="w", request=1, k=1, lease_ms=5000, **TTLS)).jobs
+    [job] = transport.send(holding.reserve(keys, worker="w", request=1, k=1, lease_ms=5000, **TTLS)).jobs
     transport.transport._locking = True
-    many = [calls.renew(keys, [job], lease_ms=5000), calls.renew(keys, [job], lease_ms=6000), echo("1")]
+    many = [holding.renew(keys, [job], lease_ms=5000), holding.renew(keys, [job], lease_ms=6000), echo("1")]
     assert transport.send_many(many) == [["ok"], ["ok"], "1"]
     assert not transport.transport._locking
     transport.transport._locking = True
-    assert transport.send(calls.flush(keys, job, first=1, events=[("chunk", "x")], max_len=100)) == "ok"
+    assert transport.send(holding.flush(keys, job, first=1, events=[("chunk", "x")], max_len=100)) == "ok"
     assert not transport.transport._locking
 
 
@@ -393,7 +393,7 @@ def test_a_server_that_comes_back_in_time_is_used(both: Callable[..., Both], val
 
 
 def test_a_connection_that_was_closed_while_idle_is_replaced_unseen(both: Callable[..., Both], valkey_url: str) -> None:
-    count = Call(("ECHO", "once"), calls.text, replayable=False)
+    count = Call(("ECHO", "once"), wire.text, replayable=False)
     with Proxy(valkey_url) as proxy:
         transport = both(proxy.url)
         transport.send(count)

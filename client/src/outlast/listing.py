@@ -17,8 +17,9 @@ from typing import Any, Literal, cast, get_args
 from .errors import InvalidArgumentError
 from .job import JobInfo
 from .protocol import Call, Keys, calls
-from .protocol.calls import INFO, Plan, items, maybe_text, number, status_of, text, told, when
+from .protocol.calls import INFO, Plan, status_of, told
 from .protocol.keys import BATCH
+from .protocol.wire import items, maybe_text, number, text, when
 
 __all__ = ["MAX_PAGE", "JobPage", "JobState", "ListedJob", "check_state", "page", "purge"]
 

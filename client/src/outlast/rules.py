@@ -11,8 +11,9 @@ from typing import Any, TypedDict
 
 from ._checks import Duration, check_count, to_ms
 from .errors import InvalidArgumentError
-from .protocol.calls import CLOCK, Call, Plan, items, make_room, maybe_text, number, when
+from .protocol.calls import CLOCK, Call, Plan, make_room
 from .protocol.keys import LARGE, Keys
+from .protocol.wire import items, maybe_text, number, when
 
 __all__ = ["RuleChanges", "Rules", "changes", "pause", "read", "resume", "set_rules"]
 

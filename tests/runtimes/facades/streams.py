@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from outlast import AsyncClient, Event
-from outlast.protocol import calls
+from outlast.protocol import holding
 from outlast_edge import Edge
 from outlast_edge.facades.durable_streams import HEADERS, DurableStreams, Json, _offset
 
@@ -40,7 +40,7 @@ class Form(Json):
 @dataclass
 class Written:
     form: Form
-    job: calls.Reserved
+    job: holding.Reserved
     n: int = 0
     closed: bool = False
     seq: str = ""
@@ -101,10 +101,10 @@ class WritableStreams(DurableStreams):
             await self.close(stream)
         return await self.answer(stream, 204)
 
-    async def take(self, id: str) -> calls.Reserved:
+    async def take(self, id: str) -> holding.Reserved:
         await self.jobs.enqueue("written by the tests", id=id)
         self.requests += 1
-        call = calls.reserve(self.jobs._keys, worker="tests", request=self.requests, k=1, **TIMES)
+        call = holding.reserve(self.jobs._keys, worker="tests", request=self.requests, k=1, **TIMES)
         [job] = (await self.jobs._transport.send(call)).jobs
         return job
 
@@ -120,7 +120,7 @@ class WritableStreams(DurableStreams):
             if not messages:
                 return empty
         events = [("chunk", message.decode("latin-1")) for message in messages]
-        call = calls.flush(self.jobs._keys, stream.job, first=stream.n + 1, events=events, max_len=100_000)
+        call = holding.flush(self.jobs._keys, stream.job, first=stream.n + 1, events=events, max_len=100_000)
         assert await self.jobs._transport.send(call) == "ok"
         stream.n += len(events)
         return True
@@ -128,7 +128,7 @@ class WritableStreams(DurableStreams):
     async def close(self, stream: Written) -> None:
         stream.closed = True
         times = {"ttl_ms": 3_600_000, "cancel_ttl_ms": 3_600_000}
-        call = calls.settle(self.jobs._keys, stream.job, status="completed", body="null", count=stream.n, **times)
+        call = holding.settle(self.jobs._keys, stream.job, status="completed", body="null", count=stream.n, **times)
         await self.jobs._transport.send(call)
 
     async def answer(self, stream: Written, status: int) -> Response:

@@ -30,8 +30,9 @@ from outlast.errors import (
 )
 from outlast.observe import Attempt as Observed
 from outlast.observe import Outcome, Taken, observed, taken
-from outlast.protocol import calls
-from outlast.protocol.calls import Call, Reserved
+from outlast.protocol import holding
+from outlast.protocol.calls import Call
+from outlast.protocol.holding import Reserved
 from outlast.transport import is_transient
 
 from . import logs, policy
@@ -502,20 +503,20 @@ class Attempt:
 
     async def _admit(self, owner: str) -> None:
         try:
-            await self._engine.transport.send(calls.admit(self._intake.keys, self.job.id, owner))
+            await self._engine.transport.send(holding.admit(self._intake.keys, self.job.id, owner))
         except OutlastError as error:
             self._engine.trouble(error)  # it comes to its turn within the hour
 
     def _call_of(self, outcome: _Outcome) -> Call[Any]:
         job, queue, keys = self.job, self._queue, self._intake.keys
         result_ttl = job.result_ttl_ms or self._terms.result_ttl_ms or queue.result_ttl_ms
-        used = calls.Used() if self._usage is None else self._usage.used(self._engine.clock.now_ms())
+        used = holding.Used() if self._usage is None else self._usage.used(self._engine.clock.now_ms())
         # What is missing from a text that ends with a result, readers are told. A cancelled one ends anywhere.
         ends = outcome.kind == "settle" and outcome.status != "cancelled"
         count = self._output.count if ends else self._output.written
         match outcome.kind:
             case "retry":
-                return calls.retry(
+                return holding.retry(
                     keys,
                     job,
                     error=outcome.body,
@@ -526,7 +527,7 @@ class Attempt:
                     used=used,
                 )
             case "release":
-                return calls.release(
+                return holding.release(
                     keys,
                     job,
                     cancel_ttl_ms=result_ttl,
@@ -537,7 +538,7 @@ class Attempt:
                     used=used,
                 )
             case _:
-                return calls.settle(
+                return holding.settle(
                     keys,
                     job,
                     status=outcome.status,

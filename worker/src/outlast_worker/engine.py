@@ -22,7 +22,7 @@ from typing import Any
 
 from outlast import __version__
 from outlast.errors import AuthError, ConfigurationError, OutlastError, StoreFullError
-from outlast.protocol import Keys, calls
+from outlast.protocol import Keys, holding
 from outlast.protocol.calls import Call
 from outlast.rules import Rules, read
 
@@ -226,7 +226,7 @@ class Engine:
                 async with asyncio.timeout(FULL_PAUSE * random.uniform(0.5, 1)):
                     await self._stop.wait()
             with suppress(OutlastError):
-                await self.transport.send(calls.seen(keys, self.id, json.dumps(self._info(), separators=(",", ":"))))
+                await self.transport.send(holding.seen(keys, self.id, json.dumps(self._info(), separators=(",", ":"))))
                 self._full = False
         for intake in self._intakes:
             if not intake.stopped:
@@ -388,11 +388,11 @@ class Engine:
             self.news.clear()
             info = json.dumps(self._info(), separators=(",", ":"), ensure_ascii=False)
             try:
-                await self.transport.send_many([calls.seen(intake.keys, self.id, info) for intake in self._intakes])
+                await self.transport.send_many([holding.seen(intake.keys, self.id, info) for intake in self._intakes])
                 if self.loop.time() >= prune:
                     prune = self.loop.time() + PRUNE_EVERY
                     for intake in self._intakes:
-                        while await self.transport.send(calls.prune_dead(intake.keys)) >= 100:
+                        while await self.transport.send(holding.prune_dead(intake.keys)) >= 100:
                             pass
             except StoreFullError as error:
                 self.trouble(error)
@@ -413,7 +413,7 @@ class Engine:
             f" in {at.name} ({at.filename}, line {at.lineno})" if at else "",
         )
         info = json.dumps({**self._info(), "state": "blocked"}, separators=(",", ":"), ensure_ascii=False)
-        return [calls.seen(intake.keys, self.id, info) for intake in self._intakes]
+        return [holding.seen(intake.keys, self.id, info) for intake in self._intakes]
 
     def _info(self) -> dict[str, object]:
         return {
@@ -486,7 +486,7 @@ class Engine:
 
     async def _sign_off(self) -> None:
         with suppress(OutlastError):
-            leave: list[Call[Any]] = [calls.seen(intake.keys, self.id, None) for intake in self._intakes]
+            leave: list[Call[Any]] = [holding.seen(intake.keys, self.id, None) for intake in self._intakes]
             leave += [Call(("DEL", intake.ctl), lambda _: None) for intake in self._intakes]
             await self.transport.send_many(leave)
 

@@ -12,9 +12,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from outlast.errors import AuthError, OutlastError, ServerError, StoreFullError, TransportError
-from outlast.protocol import calls
-from outlast.protocol.calls import CTL_TTL_MS, Call, Reservation, items, number, text
+from outlast.protocol import calls, holding
+from outlast.protocol.calls import CTL_TTL_MS, Call
+from outlast.protocol.holding import Reservation
 from outlast.protocol.keys import LATER
+from outlast.protocol.wire import items, number, text
 
 from .attempt import Attempt
 
@@ -83,8 +85,8 @@ class Intake:
         self.attempts: dict[tuple[str, str], Attempt] = {}
         self.running = 0
         self.hungry = True
-        self.limited: calls.Limited = ""
-        self.terms = calls.Terms()
+        self.limited: holding.Limited = ""
+        self.terms = holding.Terms()
         self.drained = False
         """Whether the latest take found nothing more that can run now."""
         self.bell = False
@@ -144,7 +146,7 @@ class Intake:
             None if seconds is None else round(seconds * 1000)
             for seconds in (rules.lease, rules.timeout, rules.result_ttl)
         )
-        self.terms = calls.Terms(lease, timeout, result_ttl, rules.max_payload, rules.concurrency, rules.owner_cap)
+        self.terms = holding.Terms(lease, timeout, result_ttl, rules.max_payload, rules.concurrency, rules.owner_cap)
 
     def due_in(self, seconds: float) -> None:
         """Look again then: something becomes due."""
@@ -258,7 +260,7 @@ class Intake:
 
     async def _nothing_due(self, k: int) -> bool:
         try:
-            scheduled, leases, ready = await self._engine.transport.send_many(calls.glance(self.keys))
+            scheduled, leases, ready = await self._engine.transport.send_many(holding.glance(self.keys))
         except OutlastError:
             return False  # the reserve will say what is wrong
         self._engine.reachable = True
@@ -315,7 +317,7 @@ class Intake:
             if line == 0:
                 self.step_ends = time.monotonic()
             stale_at = engine.clock.now_ms() + self._fresh_ms
-            call = calls.reserve(
+            call = holding.reserve(
                 self.keys,
                 worker=engine.id,
                 request=request,

@@ -12,14 +12,15 @@ from math import inf
 from typing import Any, Literal, TypeVarTuple
 
 from outlast.errors import OutlastError, StoreFullError, TransportError
-from outlast.protocol import Keys, calls
-from outlast.protocol.calls import Call, Reserved
+from outlast.protocol import Keys, holding
+from outlast.protocol.calls import Call
+from outlast.protocol.holding import Reserved
 
 from .tcp import SilentError, TcpTransport
 
 __all__ = ["Answer", "Lease", "Leases"]
 
-Answer = calls.Held | Literal["unreachable"]
+Answer = holding.Held | Literal["unreachable"]
 
 Ts = TypeVarTuple("Ts")
 
@@ -168,7 +169,7 @@ class Leases:
         parts = [group[at : at + MOST] for group in groups.values() for at in range(0, len(group), MOST)]
         now = time.monotonic()
         answers = self._transport.send_many(
-            [calls.renew(part[0].keys, [x.job for x in part], lease_ms=part[0].ms, relief=relief) for part in parts]
+            [holding.renew(part[0].keys, [x.job for x in part], lease_ms=part[0].ms, relief=relief) for part in parts]
         )
         for part, held in zip(parts, answers, strict=True):
             for lease, answer in zip(part, held, strict=True):

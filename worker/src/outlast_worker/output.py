@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outlast.codec import dump_json
 from outlast.errors import InvalidArgumentError, OutlastError, ServerError, StoreFullError
-from outlast.protocol import calls
+from outlast.protocol import holding
 from outlast.transport import is_transient
 
 from .policy import mend, mend_deep
@@ -83,7 +83,7 @@ class Output:
         *,
         max_len: int,
         interval: float,
-        report: Callable[[calls.Held], None],
+        report: Callable[[holding.Held], None],
         trouble: Callable[[OutlastError], None],
         hopeless: Callable[[], bool],
     ) -> None:
@@ -267,7 +267,7 @@ class Output:
             self._renew = False
             if not events and not renew and not usage:
                 return
-            call = calls.flush(
+            call = holding.flush(
                 self._lease.keys,
                 self._lease.job,
                 first=first,

@@ -20,7 +20,8 @@ from outlast import AsyncClient, InvalidArgumentError, Queue
 from outlast._checks import check_count, check_id
 from outlast.errors import ConfigurationError, OutlastError
 from outlast.protocol import Call, Keys
-from outlast.protocol.calls import CLOCK, items, text
+from outlast.protocol.calls import CLOCK
+from outlast.protocol.wire import items, text
 from outlast.transport import AsyncTransport
 
 __all__ = ["LATE", "Schedule", "Scheduler", "make_schedule", "rule_of", "runs"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 from outlast._checks import check_id
 from outlast.codec import JsonCodec, TypedCodec, codec_for
 from outlast.errors import InvalidArgumentError, OutlastError, StepValueError, StoreFullError
-from outlast.protocol import calls
+from outlast.protocol import holding
 from outlast.protocol.calls import Call
 from outlast.transport import is_transient
 
@@ -92,7 +92,7 @@ class Steps:
         transport: AsyncTransport,
         lease: Lease,
         *,
-        report: Callable[[calls.Held], None],
+        report: Callable[[holding.Held], None],
         trouble: Callable[[OutlastError], None],
         hopeless: Callable[[], bool],
         count: Callable[[int], None],
@@ -151,7 +151,7 @@ class Steps:
 
     async def _load(self) -> None:
         try:
-            found = await self._send(calls.steps(self._lease.keys, self._lease.job))
+            found = await self._send(holding.steps(self._lease.keys, self._lease.job))
         except OutlastError:
             self._loading = None
             raise
@@ -161,7 +161,9 @@ class Steps:
             self._kept, self._stale = found
 
     async def _save(self, name: str, text: str) -> None:
-        held = await self._send(calls.step(self._lease.keys, self._lease.job, name=name, value=text, stale=self._stale))
+        held = await self._send(
+            holding.step(self._lease.keys, self._lease.job, name=name, value=text, stale=self._stale)
+        )
         if held is None or held == "lost":
             self._report("lost")
             return

@@ -23,7 +23,8 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from outlast.errors import OutlastError, ServerError, TransportError
-from outlast.protocol.calls import Call, items, text
+from outlast.protocol.calls import Call
+from outlast.protocol.wire import items, text
 from outlast.transport import TRANSIENT, server_error
 
 from .lane import ASKING, AsyncLink, Lane, unknown_script

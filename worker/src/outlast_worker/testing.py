@@ -19,8 +19,9 @@ from typing import Any, Self
 
 from outlast import AsyncJobs, Jobs, OutlastError
 from outlast._checks import Duration, to_ms
-from outlast.protocol import Call, Keys, calls
-from outlast.protocol.calls import Plan, items, number, table, text
+from outlast.protocol import Call, Keys, calls, holding
+from outlast.protocol.calls import Plan
+from outlast.protocol.wire import items, number, table, text
 from outlast.transport import adrive, drive
 
 from .schedules import Scheduler
@@ -89,8 +90,8 @@ async def aabandon(jobs: AsyncJobs[Any, Any], *, lease: Duration = 60.0) -> str 
     return taken[0].id if taken else None
 
 
-def _reserve(keys: Keys, lease: Duration) -> Call[calls.Reservation]:
-    return calls.reserve(
+def _reserve(keys: Keys, lease: Duration) -> Call[holding.Reservation]:
+    return holding.reserve(
         keys,
         worker="abandoned",
         request=time.monotonic_ns(),

@@ -11,7 +11,8 @@ from threading import Lock, get_ident
 
 from outlast._checks import check_amounts
 from outlast.errors import BudgetExceededError
-from outlast.protocol.calls import Reserved, Used, amounts_of
+from outlast.protocol.calls import amounts_of
+from outlast.protocol.holding import Reserved, Used
 
 from .output import Output
 

@@ -8,8 +8,8 @@
                    ▲                    │
     failed ─retry_dead                  └ lease lapsed: the next reserve takes it back
 
-Each transition is one file in `lua/`, one function in `calls.py` that returns a `Call`, one script on the server and
-one round trip. A transport only sends Calls, so every rule stands once.
+Each transition is one file in `lua/`, one function in `calls.py` (those of workers: `holding.py`) that returns a
+`Call`, one script on the server and one round trip. A transport only sends Calls, so every rule stands once.
 
 To change a script: edit the file, run ``scripts/digests`` (the list of digests makes every edit visible in
 review), keep KEYS, ARGV and REPLY in its header true (a test reads them), and remember that EVALSHA is

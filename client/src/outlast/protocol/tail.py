@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from ..errors import InvalidArgumentError, JobNotFoundError, ReplyShapeError
 from ..events import Cancelled, Chunk, Completed, Data, Event, Failed, Gap, Progress, Restarted
 from ..records import TERMINAL, JobStatus
-from .calls import Call, items, maybe_text, number, status_of, text
+from .calls import Call, status_of
+from .wire import items, maybe_text, number, text
 
 if TYPE_CHECKING:
     from ..queue import Queue

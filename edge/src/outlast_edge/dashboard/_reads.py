@@ -21,7 +21,8 @@ from outlast import Rules, Stats, rules
 from outlast.job import JobInfo
 from outlast.listing import JobState, index, page
 from outlast.protocol import Call, Keys, calls
-from outlast.protocol.calls import CLOCK, LIVE, Plan, items, maybe_text, number, text
+from outlast.protocol.calls import CLOCK, LIVE, Plan
+from outlast.protocol.wire import items, maybe_text, number, text
 
 __all__ = ["OVERVIEW", "History", "find", "job", "job_json", "jobs", "overview", "queue"]
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from outlast import IdempotencyConflictError, InvalidArgumentError, JobError, JobInUseError
 from outlast.protocol import Call
-from outlast.protocol.calls import maybe_text
+from outlast.protocol.wire import maybe_text
 from outlast.records import TERMINAL
 
 from .._edge import AnyJob, AnyQueue, Edge, owned_key, parse_payload

@@ -39,7 +39,7 @@ from outlast import (
 )
 from outlast.codec import dump_json
 from outlast.protocol import Call, Keys
-from outlast.protocol.calls import maybe_text
+from outlast.protocol.wire import maybe_text
 from outlast.records import TERMINAL
 
 from .._edge import ANY, Action, AnyJob, AnyQueue, Edge, owned_key, parse_payload

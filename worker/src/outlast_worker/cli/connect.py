@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from outlast import Client, ConfigurationError, ServerError
-from outlast.protocol import Call, Keys, calls
-from outlast.protocol.calls import items, text
+from outlast.protocol import Call, Keys, calls, holding
+from outlast.protocol.wire import items, text
 from outlast.transport import Transport
 
 __all__ = ["connect", "live_workers", "queue_names", "redis_url_or_environment"]
@@ -32,7 +32,7 @@ def live_workers(client: Client, queue: str) -> dict[str, dict[str, Any]]:
     heard = calls.heard(said, now)
     if gone := [id for id, told in heard.items() if told["seen"] > FORGET]:
         with suppress(ServerError):  # a read-only login sees them and lets them be
-            client._transport.send_many([calls.seen(keys, id, None) for id in gone])
+            client._transport.send_many([holding.seen(keys, id, None) for id in gone])
     return {id: {**told, "seen": told["seen"] / 1000} for id, told in heard.items() if told["seen"] <= calls.LIVE}
 
 

@@ -16,8 +16,8 @@ from typer import Option
 from outlast import Client, OutlastError, ServerError
 from outlast._checks import check_queue_name
 from outlast.protocol import Call
-from outlast.protocol.calls import items, text
 from outlast.protocol.scripts import SCRIPTS
+from outlast.protocol.wire import items, text
 from outlast.transport import Transport
 from outlast_worker.place import read_url
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from outlast.listing import JobState
 from outlast.protocol import Call, Keys, calls
-from outlast.protocol.calls import table
+from outlast.protocol.wire import table
 
 from . import show
 from .app import NO, AsJson, Connect, app, command, usage
