@@ -14,7 +14,15 @@ import pytest
 import redis
 from tests.faults.processes import until
 
-from outlast import AsyncClient, JobFailedError, JobStopped, Queue
+from outlast import (
+    AsyncClient,
+    JobFailedError,
+    JobStopped,
+    Queue,
+    RateLimitedError,
+    RetryJobError,
+    TerminalJobError,
+)
 from outlast.protocol import Keys
 from outlast_worker import JobContext, SyncJobContext, Worker
 
@@ -126,6 +134,36 @@ async def test_a_worker_that_stops_does_not_wait_for_what_is_stuck(
         began = time.monotonic()
     assert time.monotonic() - began < 5
     go.set()
+
+
+async def test_a_job_that_started_in_time_may_start_again_later(
+    valkey_url: str, queue_name: str, aclient: AsyncClient
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name)
+    worker = Worker(valkey_url)
+    late = 0.6
+    ends = {
+        "retried": RetryJobError("no", retry_after=late),
+        "limited": RateLimitedError("slow down", retry_after=late),
+        "dead": TerminalJobError("no"),
+    }
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> int:
+        if job.starts == 1:
+            raise ends[job.payload]
+        return job.starts
+
+    jobs = aclient.queue(queue)
+    async with worker:
+        for how in ends:
+            job = await jobs.enqueue(how, expires=0.5)
+            if how == "dead":
+                with pytest.raises(JobFailedError):
+                    await jobs.wait(job.id, timeout=10)
+                await asyncio.sleep(late)
+                assert await jobs.retry_dead(job.id)
+            assert await jobs.wait(job.id, timeout=10) == 2
 
 
 async def test_a_start_that_comes_too_late_and_an_end_that_does(

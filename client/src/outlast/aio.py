@@ -193,7 +193,8 @@ class AsyncJobs(JobsBase[P, R]):
         - `priority`: 0 to 9, 9 first; jobs of one priority run in the order they came.
         - `delay`: seconds until the job may start, at most a year.
         - `max_attempts`, `timeout`, `result_ttl`: as declared on the queue, here for this job.
-        - `expires`: seconds within which the job must start, else it fails. `deadline`: within which it must end.
+        - `expires`: seconds within which the first attempt must start, else the job fails. `deadline`: within which the
+          job must end.
         - `owner`: whose job this is, for `authorize` of outlast-edge.
         - `webhook`: an https URL that is told when the job has ended. The worker delivers it: see
           `outlast_worker.webhooks`.

@@ -282,7 +282,10 @@ class Attempt:
     def _begin(self) -> _Outcome | None:
         """Start the handler, unless it is decided already what becomes of the job."""
         job, now = self.job, self._engine.clock.now_ms()
-        for limit, what in ((job.expires_at_ms, "expired"), (job.deadline_at_ms, "reached its deadline")):
+        for limit, what in (
+            (job.expires_at_ms if job.starts == 1 else None, "expired"),  # a retry's first attempt was in time
+            (job.deadline_at_ms, "reached its deadline"),
+        ):
             if limit is not None and limit <= now:
                 return _Outcome("settle", "failed", f"JobExpiredError: the job {what} before it could start")
         if self._usage is not None and (over := self._usage.exceeded()) is not None:

@@ -162,6 +162,8 @@ class Webhooks:
             record = await send(calls.get(Keys(hooks.tag), delivery.id, queue))
         body = message(delivery, record)
         secrets = self._secrets(delivery) if callable(self._secrets) else self._secrets
+        if isinstance(secrets, str) or not secrets:
+            raise TerminalJobError("secrets(delivery) gave no list with a secret, and nothing is sent unsigned")
         # The same over attempts, and no other's: receivers drop what they have seen.
         id = "msg_" + sha256(f"{delivery.queue}\n{delivery.id}\n{job.id}".encode()).hexdigest()[:32]
         now = int(time.time())

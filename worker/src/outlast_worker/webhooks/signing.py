@@ -15,7 +15,7 @@ _PREFIX = "whsec_"
 
 
 def new_secret() -> str:
-    """A fresh signing secret, ``whsec_…``: give it to the receiver and to `Deliveries`."""
+    """A fresh signing secret, ``whsec_…``: give it to the receiver and to `Webhooks`."""
     return _PREFIX + b64encode(os.urandom(32)).decode()
 
 
