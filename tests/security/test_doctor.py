@@ -155,6 +155,11 @@ async def test_the_estimate_of_a_job_is_what_a_run_of_it_costs() -> None:
     assert counted == pytest.approx(sum(parts.values()), rel=0.2)
 
 
+def test_the_estimate_has_the_renewals_of_a_job_that_says_nothing() -> None:
+    work = costs.Workload(1, tokens=0, seconds=100, viewers=0, workers=0, lease=60)
+    assert costs.estimate(work)["stream"] == 100 // 20 * costs.COMMANDS["renewal of 1"]
+
+
 def test_the_command_prints_a_month_and_its_price() -> None:
     command = [sys.executable, "-m", "outlast_worker", "cost", "--jobs", "1000", "--workers", "0", "--viewers", "0"]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)

@@ -70,7 +70,7 @@ def estimate(work: Workload) -> dict[str, float]:
     return {
         "enqueue": work.jobs * COMMANDS[f"enqueue{kind or ' plain'}"],
         "take": work.jobs * (1 + COMMANDS["reserve of 1"]),
-        "stream": work.jobs * (flushes * COMMANDS["flush of 1"] + renewals * 3),
+        "stream": work.jobs * (flushes * COMMANDS["flush of 1"] + renewals * COMMANDS["renewal of 1"]),
         "end": work.jobs * COMMANDS[f"settle{kind}"],
         "viewers": work.jobs * work.viewers * polls,
         "idle workers": work.workers * idle_month(pace, min(pace.block, work.lease * pace.share)),

@@ -115,7 +115,9 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         stats = self._depths()
         yield GaugeMetricFamily(
-            "outlast_database_up", "Whether the database answered this scrape.", value=0 if stats is None else 1
+            "outlast_database_up",
+            "Whether the database answered when it was last asked for its queues, at most 10 s ago.",
+            value=0 if stats is None else 1,
         )
         yield GaugeMetricFamily(
             "outlast_stuck", "Attempts that have ended although their code still runs.", value=len(self._engine.stuck)
