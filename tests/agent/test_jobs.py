@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.agent.conftest import REQUEST
 from tests.agent.provider import Provider, calls, text
+from tests.faults.processes import until
 
 from outlast import AsyncClient, JobFailedError, Queue
 from outlast_worker import Worker
@@ -48,13 +49,6 @@ def worker_of(url: str, agent: Agent, **options: Any) -> Worker:
     worker = Worker(url, **options)
     worker.handles(agent.queue, concurrency=4)(agent.run)
     return worker
-
-
-async def until(true: Any, what: str, seconds: float = 20) -> None:
-    end = asyncio.get_running_loop().time() + seconds
-    while not await true():
-        assert asyncio.get_running_loop().time() < end, f"not within {seconds} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 async def command(url: str, *words: str) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 from httpx_sse import ServerSentEvent, connect_sse
+from tests.cli.conftest import until
 from tests.servers import free_port, start_valkey
 
 ROOT = Path(__file__).parents[2]
@@ -76,13 +77,6 @@ def model() -> Iterator[Provider]:
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-def until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 class Stack:

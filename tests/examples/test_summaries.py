@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 from tests.agent.provider import Provider, scripted_provider
+from tests.cli.conftest import until
 from tests.servers import free_port
 from tests.webhooks.receiver import Receiver, receiver
 
@@ -31,13 +32,6 @@ FOLDER = Path(__file__).parents[2] / "examples" / "summaries"
 SECRET = new_secret()
 TEXT = "".join(f"Sentence number {number:04}. " for number in range(800))[:15_000]
 """Three chunks."""
-
-
-def until(true: Callable[[], object], what: str, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 @contextmanager

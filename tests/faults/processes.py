@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-async def until(true: Callable[[], object | Awaitable[object]], what: str, seconds: float = 15) -> None:
+async def until(true: Callable[[], object | Awaitable[object]], what: str, seconds: float = 20) -> None:
     """Wait for a condition. Generous: the machine may be busy."""
     end = time.monotonic() + seconds
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -82,13 +82,6 @@ class Viewer:
             elif event.type == "chunk":
                 text += event.data
         return text
-
-
-async def until(true: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 def connections(raw: redis.Redis, *, blocked: bool = False) -> set[str]:

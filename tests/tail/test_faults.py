@@ -17,6 +17,7 @@ import pytest
 import redis
 from tests.conformance.conftest import Hand
 from tests.faults.links import Proxy
+from tests.faults.processes import until
 from tests.servers import start_valkey
 
 import outlast
@@ -25,7 +26,7 @@ from outlast.protocol import Keys
 from outlast_worker.gateway import GatewayServer
 from outlast_worker.tcp import TcpTransport
 
-from .conftest import TOKEN, Viewer, connections, until
+from .conftest import TOKEN, Viewer, connections
 
 
 async def finish(hand: Hand, jobs: list[Any], viewers: list[Viewer]) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import Hand
+from tests.faults.processes import until
 
 import outlast
 from outlast import AsyncJobs, Queue
 from outlast_worker.gateway import GatewayServer
 
-from .conftest import TOKEN, Viewer, until
+from .conftest import TOKEN, Viewer
 
 
 @pytest.mark.parametrize("seed", range(4))

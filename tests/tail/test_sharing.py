@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from tests.conformance.conftest import Hand
+from tests.faults.processes import until
 from tests.servers import start_cluster
 
 import outlast
@@ -19,7 +20,7 @@ from outlast.protocol import Keys
 from outlast_worker.gateway import GatewayServer
 from outlast_worker.tcp import TcpTransport
 
-from .conftest import TOKEN, Viewer, connections, until
+from .conftest import TOKEN, Viewer, connections
 
 
 async def test_300_viewers_of_30_jobs_take_three_connections(

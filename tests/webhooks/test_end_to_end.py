@@ -7,30 +7,18 @@ import json
 import logging
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis
+from tests.faults.processes import until
 from tests.webhooks.conftest import SECRET
 from tests.webhooks.receiver import Receiver
 
 from outlast import AsyncClient, Client, InvalidArgumentError, Queue, TerminalJobError
 from outlast_worker import JobContext, Worker
 from outlast_worker.webhooks import Webhooks
-
-
-async def until(true: Callable[[], object | Awaitable[object]], what: str, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        answer = true()
-        if isinstance(answer, Awaitable):
-            answer = await answer
-        if answer:
-            return
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
