@@ -237,6 +237,28 @@ async def test_a_handler_that_emits_faster_than_the_database_takes_waits(
     assert ahead == 40
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+async def test_a_long_text_is_split_into_events_that_a_gateway_passes_on(
+    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient, kind: str
+) -> None:
+    text = "".join(map(str, range(40_000))) + "é🙂" * 1000
+    worker = Worker(valkey_url)
+    if kind == "thread":
+        worker.handles(queue)(lambda job: job.emit(text))
+    else:
+
+        @worker.handles(queue)
+        async def run(job: JobContext[Any]) -> None:
+            await job.emit(text)
+
+    jobs = aclient.queue(queue)
+    async with worker:
+        events = [event async for event in jobs.watch((await jobs.enqueue(None)).id)]
+    chunks = [event.data for event in events if event.type == "chunk"]
+    assert "".join(chunks) == text
+    assert [len(chunk) for chunk in chunks[:-1]] == [64 * 1024] * (len(text) // (64 * 1024))
+
+
 async def test_a_plain_handler_streams_from_its_thread(
     valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
 ) -> None:

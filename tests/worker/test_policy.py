@@ -114,6 +114,9 @@ def test_emitted_values_become_text_or_json() -> None:
     assert event_of(Prompt(number=3)) == ("data", '{"number":3}')
     assert event_of([Prompt(number=3)]) == ("data", '[{"number":3}]')
     assert event_of({"a": "\ud83d\ude00"}) == ("data", '{"a":"😀"}')
+    assert event_of("x" * 2_000_000)[0] == "chunk", "text is split later"
+    with pytest.raises(InvalidArgumentError, match="1048577 bytes of JSON, and one event at most 1048576"):
+        event_of(["é" * 524_286 + "x"])
     deep: Any = []
     for _ in range(2000):
         deep = [deep]

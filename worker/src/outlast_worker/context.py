@@ -113,10 +113,11 @@ class JobContext(_Context[P]):
         """Stream `value` to whoever watches: a str as text, anything else (dict, list, model, …) as one JSON event.
 
         It returns at once: text is buffered, the first goes out immediately, later text at most every `emit_interval`,
-        neighbouring texts joined. It waits only while the buffer (1,000 events or 1 MiB) is full. Halves of a
-        surrogate pair are joined across calls; a half that stays alone is written as U+FFFD. An empty text writes
-        nothing but renews the lease. Raises InvalidArgumentError for what JSON cannot hold, and StoreFullError when
-        the database had no memory for 60 s: the text before was dropped, and readers are told of the gap.
+        neighbouring texts joined, one of more than 64 Ki characters split. It waits only while the buffer (1,000 events
+        or 1 MiB) is full. Halves of a surrogate pair are joined across calls; a half that stays alone is written as
+        U+FFFD. An empty text writes nothing but renews the lease. Raises InvalidArgumentError for what JSON cannot hold
+        or would be more than 1 MiB of it, and StoreFullError when the database had no memory for 60 s: the text before
+        was dropped, and readers are told of the gap.
         """
         await self._add(*event_of(value))
 

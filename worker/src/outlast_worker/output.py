@@ -29,6 +29,10 @@ logger = logging.getLogger("outlast.worker")
 
 JOIN = 4096
 """Characters up to which neighbouring texts become one entry: a reader's page of 500 entries stays under 10 MB."""
+PIECE = 64 * 1024
+"""Characters of an entry. A longer text becomes several: what no gateway passes on in one answer, nobody could read."""
+MAX_EVENT = 1024 * 1024
+"""Bytes of an emitted JSON value, which cannot be taken apart."""
 BATCH_EVENTS, BATCH_CHARS = 200, 256 * 1024
 FULL_EVENTS, FULL_CHARS = 1000, 1024 * 1024
 """A handler that emits faster than the database takes waits once this much is buffered."""
@@ -46,18 +50,29 @@ def event_of(value: object) -> tuple[str, str]:
         return "chunk", value
     if isinstance(value, (bytes, bytearray)):
         raise InvalidArgumentError(f"emit takes text or a JSON value, not {type(value).__name__}; decode it first")
+    text = _json(value)
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > MAX_EVENT:
+        raise InvalidArgumentError(
+            f"emit: {type(value).__name__} has {size} bytes of JSON, and one event at most {MAX_EVENT}: emit it in "
+            "parts, or as text, which is split"
+        )
+    return "data", text
+
+
+def _json(value: object) -> str:
     try:
-        return "data", dump_json(value)
+        return dump_json(value)
     except InvalidArgumentError as error:
         mended = mend_deep(value)
         if mended != value:
-            return "data", dump_json(mended)
+            return dump_json(mended)
         if not str(error).startswith("not JSON"):
             raise
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
     try:
-        return "data", dump_json(mend_deep(to_jsonable_python(value, by_alias=True)))
+        return dump_json(mend_deep(to_jsonable_python(value, by_alias=True)))
     except PydanticSerializationError:
         raise InvalidArgumentError(f"emit: {type(value).__name__} cannot be written as JSON") from None
 
@@ -128,11 +143,13 @@ class Output:
                 before = self._buffer.pop()[1]
                 self._chars -= len(before)
                 text = before + text
+            for at in range(0, len(text), PIECE):
+                self._append(kind, text[at : at + PIECE])
         else:
             self._end_half()
             if kind == "progress":
                 self._progress = text
-        self._append(kind, text)
+            self._append(kind, text)
         self._schedule()
 
     def touch(self) -> None:
