@@ -99,7 +99,7 @@ function outcomes(samples) {
   const pace = ({at: from, to, fine, died}) => (fine + died) / (to - from);
   const top = Math.max(0, ...bars.map(pace));
   const sum = bars.reduce(([fine, died], bar) => [fine + bar.fine, died + bar.died], [0, 0]);
-  const plot = top === 0 ? h("div", {class: "nothing"}, "Nothing has ended since this page looks.")
+  const plot = top === 0 ? h("div", {class: "nothing"}, "Nothing has ended since this page first looked.")
     : h("svg:svg", {class: "plot", viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none", role: "img", "aria-label": `${sum[0]} attempts ended, ${sum[1]} jobs died`},
       bars.map((bar) => {
         const [x, width] = [(bar.at - first) / (last - first) * W, Math.max(0.5, (bar.to - bar.at) / (last - first) * W - 0.8)];
