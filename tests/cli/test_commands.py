@@ -542,15 +542,16 @@ def test_a_reader_that_leaves_is_no_fault(q: str) -> None:
     assert done.stderr == ""
 
 
-def test_a_terminal_is_not_commanded_by_what_a_model_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("say", "stream"), [(show.put, "stdout"), (show.note, "stderr")])
+def test_a_terminal_is_not_commanded_by_what_a_model_or_an_error_says(
+    say: Callable[[str], None], stream: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "\x1b]0;title\x07\x1b[2Jtab\tline\nü\x9b31m"
-    show.put(text)
-    assert capsys.readouterr().out == text + "\n", "a pipe gets what was said"
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show.put(text)
-    assert capsys.readouterr().out == "]0;title[2Jtab\tline\nü31m\n"
+    say(text)
+    assert "".join(capsys.readouterr()) == text + "\n", "a pipe gets what was said"
+    monkeypatch.setattr(getattr(sys, stream), "isatty", lambda: True)
+    say(text)
+    assert "".join(capsys.readouterr()) == "]0;title[2Jtab\tline\nü31m\n"
 
 
 def test_a_terminal_shows_that_it_waits_and_is_left_clean(q: str) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TextIO
 
 from outlast import (
     Cancelled,
@@ -46,7 +46,11 @@ def dump(value: Any) -> None:
 
 
 def put(text: str, end: str = "\n") -> None:
-    print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end=end, flush=True)
+    _print(text, end, sys.stdout)
+
+
+def _print(text: str, end: str, to: TextIO) -> None:
+    print(text.translate(_CONTROLS) if to.isatty() else text, end=end, file=to, flush=True)
 
 
 _CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
@@ -55,7 +59,7 @@ _CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
 def note(text: str) -> None:
     """A remark for people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    _print(text, "\n", sys.stderr)
 
 
 def as_text(value: Any) -> str:
