@@ -56,6 +56,9 @@ def test_a_database_as_it_should_be(good: int) -> None:
         ({"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}, "eviction", "bad", "noeviction"),
         ({"appendonly": "no"}, "persistence", "warn", "appendonly yes"),
         ({"maxmemory": "1mb", "maxmemory-policy": "noeviction"}, "memory", "warn", "raise maxmemory"),
+        ({"maxmemory": "1mb", "maxmemory-policy": "noeviction"}, "writing", "bad", "raise maxmemory"),
+        ({"replicaof": "127.0.0.1 1"}, "writing", "bad", "the primary's address"),
+        ({"min-replicas-to-write": "1"}, "writing", "bad", "min-replicas-to-write"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_remedy(settings: dict[str, str], what: str, mark: str, mend: str) -> None:

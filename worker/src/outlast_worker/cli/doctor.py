@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from typer import Option
 
-from outlast import Client, OutlastError, ServerError
+from outlast import AuthError, Client, OutlastError, ServerError
 from outlast._checks import check_queue_name
 from outlast.protocol import Call
 from outlast.protocol.scripts import SCRIPTS
@@ -227,9 +227,23 @@ def _in_scripts(patient: Patient) -> Iterator[Finding]:
     yield can("PUBLISH in scripts", "return redis.call('PUBLISH', KEYS[1], '')", "")
 
 
+WRITING = {
+    "READONLY": "this is a replica: give the primary's address, or redis+sentinel://, which finds it",
+    "OOM": "raise maxmemory, or shorten result_ttl; running jobs still end",
+    "NOREPLICAS": "bring the replicas back, or lower min-replicas-to-write",
+    "MISCONF": "the server cannot save to its disk: make room there",
+}
+
+
 def _writing(patient: Patient) -> Iterator[Finding]:
-    patient.ask("SET", patient.key, "x", "PX", "10000")
-    yield Finding("ok", "writing", "works")
+    try:
+        patient.ask("SET", patient.key, "x", "PX", "10000")
+    except ServerError as error:
+        if isinstance(error, AuthError):
+            raise
+        yield Finding("bad", "writing", f"refused: {_first(error)}", WRITING.get(error.code, "no job can be made"))
+    else:
+        yield Finding("ok", "writing", "works")
 
 
 def _quirks(patient: Patient) -> Iterator[Finding]:
