@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 import typer.main
 
+import outlast
+import outlast_edge
+import outlast_worker
 from outlast_worker.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -104,5 +107,10 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     reference = (tmp_path / "site" / "reference" / "index.html").read_text()
-    for documented in ("AsyncJobs.enqueue", "Worker.handles", "JobContext.step", "outlast_edge.Edge"):
-        assert documented in reference
+    entries = re.findall(r' id="(outlast[\w.]*)"', reference)
+    assert {"outlast.AsyncJobs.enqueue", "outlast_worker.Worker.handles", "outlast_worker.JobContext.step"} <= {
+        *entries
+    }
+    documented = {entry.rpartition(".")[2] for entry in entries}
+    for package in (outlast, outlast_edge, outlast_worker):
+        assert not {*package.__all__} - documented, package.__name__

@@ -91,6 +91,7 @@ class Cancelled(_EventBase):
 
 
 Event = Chunk | Data | Progress | Restarted | Gap | Completed[R] | Failed | Cancelled
+"""What a watch yields."""
 
 
 @dataclass(frozen=True, slots=True)

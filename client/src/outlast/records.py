@@ -8,6 +8,7 @@ from typing import Literal
 __all__ = ["TERMINAL", "Enqueued", "JobStatus"]
 
 JobStatus = Literal["waiting", "scheduled", "active", "completed", "failed", "cancelled"]
+"""Where a job is in its life."""
 
 TERMINAL: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
 """The statuses that a job never leaves, except by retry_dead or when its id is used again."""

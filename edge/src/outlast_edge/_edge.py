@@ -88,6 +88,7 @@ __all__ = ["ANY", "Action", "Authorize", "Edge"]
 log = logging.getLogger("outlast.edge")
 
 Action = Literal["enqueue", "get", "cancel", "watch", "inspect", "operate"]
+"""What `authorize` is asked about. The dashboard asks about the last two."""
 
 
 class _Any:
@@ -102,6 +103,8 @@ ANY: Final = _Any()
 
 Owner = str | _Any | None
 Authorize = Callable[[Request, Action, "AnyJob | None"], Owner | Awaitable[Owner]]
+"""The hook of an `Edge` that says who a caller is."""
+
 AnyQueue = Queue[Any, Any]
 
 OPTIONS = frozenset(

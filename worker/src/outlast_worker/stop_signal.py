@@ -10,6 +10,7 @@ from typing import Literal
 __all__ = ["JobSignal", "StopReason"]
 
 StopReason = Literal["cancelled", "lease_lost", "timeout", "shutdown"]
+"""Why a running job is to stop: cancelled, or another worker may have it, or its time is up, or its worker stops."""
 
 logger = logging.getLogger("outlast.worker")
 
