@@ -56,6 +56,8 @@ def test_all_are_checked_before_anything_is_written(open_jobs: Open, queue_name:
         (["a", 7], "job 1 of jobs: payload of queue .*"),
         (["a", NewJob("b", priority=10)], "job 1 of jobs: priority=10 is out of range"),
         ((str(n) for n in range(10_001)), "jobs has more than 10000"),
+        ("letters", "jobs is str; give a list"),
+        ({"a": 1}, "jobs is dict; give a list"),
     ):
         with pytest.raises(outlast.InvalidArgumentError, match=message):
             jobs.enqueue_many(wrong)

@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 import outlast_edge._edge
-from outlast import AsyncClient, ConfigurationError, InvalidArgumentError, Queue, TransportError
+from outlast import AsyncClient, Client, ConfigurationError, InvalidArgumentError, Queue, TransportError
 from outlast.protocol import Keys
 from outlast_edge import ANY, Edge
 
@@ -118,6 +118,21 @@ def test_h72_without_a_hook_it_refuses_to_exist(client: AsyncClient, queue: Queu
         Edge(client, queues=[queue], authorize=who, public=True)
     with pytest.warns(UserWarning, match="everybody"):
         Edge(client, queues=[queue], public=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"client": Client(env={})}, "client is Client; give an AsyncClient"),
+        ({"queues": Queue("q")}, "queues is Queue; give a list"),
+        ({"queues": ["q"]}, "queue is str; give a Queue"),
+        ({"authorize": "ann"}, "authorize is str; give a function"),
+        ({"accept": "priority"}, "accept is str; give a list"),
+    ],
+)
+def test_what_would_fail_at_the_first_request_is_refused_before_it(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        Edge(**{"client": AsyncClient(env={}), "queues": [Queue("q")], "authorize": who, **wrong})
 
 
 def test_public_means_everybody_sees_and_nobody_chooses(

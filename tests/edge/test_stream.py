@@ -542,7 +542,7 @@ def test_over_tcp_a_viewer_waits_on_the_server(
 
 
 def test_a_fault_before_the_first_byte_is_still_a_stream(
-    serve: Callable[..., Web], counting: Counting, queue: Queue[Any, Any]
+    serve: Callable[..., Web], counting: Counting, queue: Queue[Any, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     from outlast import ServerError, TransportError
 
@@ -560,7 +560,10 @@ def test_a_fault_before_the_first_byte_is_still_a_stream(
             assert (reply.status_code, reply.json()["code"]) == (503, "unavailable")
             assert reply.headers["retry-after"] == "5"
             assert "redis" not in reply.text
+        caplog.clear()
         assert web.http.post("/v1/jobs", json={"payload": 1}).status_code == 503
+        # Not for the caller, but for whoever runs it: what is wrong, and where.
+        assert caplog.messages == [f"POST jobs: {type(fault).__name__}: {fault}"]
 
 
 def test_a_fault_in_mid_stream_asks_the_viewer_to_come_back(

@@ -17,6 +17,7 @@ from tests.webhooks.conftest import SECRET, Deliverer
 from tests.webhooks.receiver import Receiver, receiver
 
 from outlast import ConfigurationError, RetryJobError, TerminalJobError
+from outlast_worker import Worker
 from outlast_worker.webhooks import Delivery, Webhooks, new_secret
 from outlast_worker.webhooks.delivery import SCHEDULE
 
@@ -306,9 +307,17 @@ async def test_no_connection_is_kept_for_the_next_message(hooked: Receiver, deli
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError):
         Webhooks([SECRET], schedule=[1.0] * 99)
-    for bad in ({"timeout": 0}, {"schedule": [-1]}, {"allow": ["nowhere"]}):
-        with pytest.raises(ValueError, match=r"timeout|schedule|allow"):
+    for bad in (
+        {"timeout": 0},
+        {"schedule": [-1]},
+        {"allow": ["nowhere"]},
+        {"allow": "10.0.0.0/8"},
+        {"hosts": "a.example"},
+    ):
+        with pytest.raises(ValueError, match=r"timeout|schedule|allow|hosts is str; give a list"):
             Webhooks([SECRET], **bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="queue is str; give a Queue"):
+        Webhooks([SECRET]).serve(Worker(), "q")  # type: ignore[arg-type]
 
 
 def test_the_time_in_a_message_is_utc() -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -468,6 +469,8 @@ def test_what_can_be_a_handler() -> None:
         worker.handles(Queue("q"))(noop)
     with pytest.raises(InvalidArgumentError, match="give a Queue"):
         worker.handles("q")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"queue is str; give a Queue, as in Queue\('name'\)"):
+        worker.schedule("q", 1, name="s", at=datetime.now(UTC))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,9 @@ class JobsBase(Generic[P, R]):
     """Arguments in, Calls out."""
 
     def __init__(self, client: ClientBase, queue: Queue[P, R]) -> None:
+        from .queue import check_queue  # loaded by whoever declared it
+
+        check_queue(queue)
         self.queue = queue
         """The declaration."""
         self._settings = client

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from math import isfinite
 from typing import Any, TypeGuard, cast
@@ -16,6 +16,7 @@ __all__ = [
     "check_id",
     "check_priority",
     "check_queue_name",
+    "check_several",
     "check_webhook",
     "is_dict",
     "is_list",
@@ -74,6 +75,13 @@ def check_amounts(value: Mapping[Any, Any], name: str) -> dict[str, float]:
     if len(checked) > MAX_COUNTERS:
         raise InvalidArgumentError(f"{name} has {len(checked)} counters; give at most {MAX_COUNTERS}")
     return checked
+
+
+def check_several(value: object, name: str) -> None:
+    """A list or the like. One text or dict in its place could be walked, too: letter by letter, key by key."""
+    kind = type(value).__name__
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidArgumentError(f"{name} is {kind}; give a list, of a single one as well")
 
 
 def check_priority(value: object) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ._checks import check_several
 from .errors import BulkEnqueueError, InvalidArgumentError, OutlastError, TransportError
 from .records import Enqueued
 
@@ -55,6 +56,7 @@ class Batch:
         self._orders: list[Order] = []
         self._outcomes: list[Enqueued | OutlastError] = []
         self._sent = 0
+        check_several(wanted, "jobs")
         for at, one in enumerate(wanted):
             if at == MOST:
                 raise InvalidArgumentError(f"jobs has more than {MOST}; enqueue them in parts")

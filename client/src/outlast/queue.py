@@ -22,7 +22,7 @@ else:
     P = TypeVar("P")
     R = TypeVar("R")
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "check_queue"]
 
 _ANY: Any = Any
 
@@ -175,3 +175,9 @@ class Queue(Generic[P, R]):
         """The result of a stored text. Raises ReplyShapeError without quoting it."""
         value: R = self._decode(self.result_codec, text, "result")
         return value
+
+
+def check_queue(value: object) -> None:
+    """A declaration, where its name alone may be given by mistake."""
+    if not isinstance(value, Queue):
+        raise InvalidArgumentError(f"queue is {type(value).__name__}; give a Queue, as in Queue('name')")

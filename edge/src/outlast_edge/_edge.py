@@ -65,10 +65,11 @@ from outlast import (
     ServerError,
     TransportError,
 )
-from outlast._checks import Duration, check_count, check_id, to_ms
+from outlast._checks import Duration, check_count, check_id, check_several, to_ms
 from outlast.codec import dump_json
 from outlast.protocol import Tail
 from outlast.protocol.tail import REGION_LAG, check_cursor
+from outlast.queue import check_queue
 from outlast.records import TERMINAL
 
 from ._frames import SSE_HEADERS, FailureText, generic_failure, parse_result, project
@@ -207,6 +208,17 @@ class Edge:
                 "Edge(public=True): everybody may enqueue, and who learns a job's id may read and cancel it",
                 stacklevel=2,
             )
+        if authorize is not None and not callable(authorize):
+            raise InvalidArgumentError(
+                f"authorize is {type(authorize).__name__}; give a function (request, action, job)"
+            )
+        if not callable(client) and not hasattr(client, "aclose"):
+            # Its enqueue would make the job, and the answer would be an error all the same.
+            raise InvalidArgumentError(f"client is {type(client).__name__}; give an AsyncClient, or a function of one")
+        check_several(queues, "queues")
+        for queue in queues:
+            check_queue(queue)
+        check_several(accept, "accept")
         self.queues = {queue.name: queue for queue in queues}
         if not queues or len(self.queues) != len(queues):
             raise InvalidArgumentError("queues is empty or names a queue twice; give each queue to serve once")
@@ -487,7 +499,7 @@ class Edge:
             raise _not_found() from None  # it has expired just now
         except (TransportError, ServerError) as error:
             # Any status but 200 would end an EventSource for good.
-            log.warning("watch: %s", type(error).__name__)
+            log.warning("watch: %s: %s", type(error).__name__, error)
             return Response(b": the database does not answer\n" + reconnect("unavailable"), headers=SSE_HEADERS)
         return EventStream(
             reader,
@@ -580,7 +592,7 @@ def problem_of(error: Exception, what: str) -> Problem:
     if isinstance(error, HTTPException):
         return _from_exception(error)
     if isinstance(error, (TransportError, ServerError)):
-        log.warning("%s: %s", what, type(error).__name__)
+        log.warning("%s: %s: %s", what, type(error).__name__, error)
         wait = max(getattr(error, "retry_after", None) or 0, 60 if isinstance(error, QuotaExceededError) else 5)
         return Problem(
             503,
@@ -610,7 +622,7 @@ def _cursor(text: str | None) -> str | None:
     except InvalidArgumentError:
         cursor = "latest"
     if cursor == "latest":
-        raise Problem(400, "bad_cursor", "The cursor is none: give the id of an event, or none for the start.")
+        raise Problem(400, "bad_cursor", "The cursor is not an event's id; give one, or none for the start.")
     return cursor if text not in (None, "", "0") else None
 
 

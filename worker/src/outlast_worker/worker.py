@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from outlast._checks import Duration, check_count, to_ms
 from outlast._config import find_namespace, lookup
 from outlast.errors import ConfigurationError, InvalidArgumentError
-from outlast.queue import Queue
+from outlast.queue import Queue, check_queue
 
 from . import policy
 from .context import JobContext, SyncJobContext
@@ -178,6 +178,7 @@ class Worker:
         """
         from .schedules import make_schedule
 
+        check_queue(queue)
         made = make_schedule(
             queue,
             payload,

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from outlast import Job, Queue, RetryJobError, TerminalJobError, __version__
-from outlast._checks import Duration, to_ms
+from outlast._checks import Duration, check_several, to_ms
 from outlast.codec import dump_json
 from outlast.errors import ConfigurationError
 from outlast.protocol import Call, Keys, calls
+from outlast.queue import check_queue
 from outlast.rest import _retry_after
 
 from .addresses import Target, networks, resolve, target_of
@@ -104,6 +105,8 @@ class Webhooks:
         if len(schedule) > 98:
             raise ConfigurationError(f"schedule has {len(schedule)} pauses; a delivery has at most 99 attempts")
         self._schedule = tuple(to_ms(pause, "schedule", most=MOST_WAIT) / 1000 for pause in schedule)
+        check_several(allow, "allow")
+        check_several(hosts or (), "hosts")
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._allow = networks(allow)
         self._given_tls = tls
@@ -122,6 +125,7 @@ class Webhooks:
         it (``outlast stats``, ``outlast dead '{name}:hooks'``).
         """
         for queue in queues:
+            check_queue(queue)
             hooks = Queue(
                 f"{{{queue.name}}}:hooks", payload=Delivery, result=dict[str, int], timeout=self._timeout + 60
             )
