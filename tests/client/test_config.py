@@ -128,6 +128,22 @@ def test_a_redis_url_given_as_url_goes_over_tcp(url: str) -> None:
         client.close()
 
 
+@pytest.mark.parametrize(
+    "rest", ["/hunter77@h:6379/0", "1/hunter77@h/0", "#hunter77@h/0", "@h/hunter77", "@h/0#hunter77"]
+)
+def test_a_redis_url_of_which_a_part_would_be_left_out_is_refused_without_quoting_it(rest: str) -> None:
+    """redis-py would connect to database 0, of localhost where a / or # in the password ends the host."""
+    with pytest.raises(ConfigurationError, match="must be percent-encoded") as caught:
+        _ = outlast.Client(redis_url=f"redis://:{rest}")._transport
+    assert "hunter77" not in str(caught.value)
+
+
+def test_a_name_is_no_queue() -> None:
+    for client in (outlast.Client(env={}), outlast.AsyncClient(env={})):
+        with pytest.raises(outlast.InvalidArgumentError, match=r"queue is str; give a Queue, as in Queue\('name'\)"):
+            client.queue("q")  # type: ignore[arg-type]
+
+
 def test_a_transport_is_used_as_it_is_and_not_closed() -> None:
     transport = RestTransport("https://x.example", "t")
     with outlast.Client(transport=transport, namespace="n") as client:

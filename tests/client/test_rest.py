@@ -282,6 +282,15 @@ def test_h47_any_other_refusal_is_raised_at_once_under_its_name(
     assert caught.value.code == code
     assert route.call_count == 1
     assert TOKEN not in str(caught.value)
+    if code in ("WRONGPASS", "NOAUTH", "Unauthorized"):
+        assert str(caught.value).startswith(("db.example.com refused the token: ", "db.example.com answered 401"))
+
+
+def test_h71_what_a_server_quotes_of_our_command_is_left_out() -> None:
+    """Whichever way it came: over HTTP, through upstash_redis, over TCP."""
+    assert str(server_error("ERR unknown command 'EVALSHA', with args beginning with: 'f_1' 'hunter2'")) == (
+        "ERR unknown command 'EVALSHA'"
+    )
 
 
 def test_h47_a_refusal_inside_a_script_is_known_in_the_words_of_redis_6_too() -> None:

@@ -18,6 +18,7 @@ import redis
 
 from outlast import ConfigurationError, InvalidArgumentError
 from outlast_worker.gateway import Database, Faults, Gateway, GatewayConfig, GatewayServer, serve
+from outlast_worker.gateway.upstream import Address
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import Wire
@@ -266,6 +267,15 @@ def test_the_access_log_has_names_and_numbers_but_no_values(
 # --- configuration ---------------------------------------------------------------------------------------------
 
 
+CUT = (
+    "redis://:/hunter77@host:6379/0",
+    "redis://:1/hunter77@host/0",
+    "redis://:#hunter77@host/0",
+    "redis://h/hunter77",
+)
+"""Passwords whose / or # ends the host: what comes behind must be in no message, and no database 0 of another host."""
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -274,6 +284,7 @@ def test_the_access_log_has_names_and_numbers_but_no_values(
         (lambda: GatewayConfig(databases=[]), "databases is empty"),
         (lambda: GatewayConfig(databases=[Database(redis_url="redis://h", token="a")] * 2), "share a token"),
         (lambda: local(timeout=0), "timeout=0 must be more than 0"),
+        *((lambda url=url: Address.parse(url), r"^redis_url does not end in the number [^7]*$") for url in CUT),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_with_the_fix(make: Callable[[], object], message: str) -> None:

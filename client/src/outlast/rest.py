@@ -437,10 +437,10 @@ class _Exchange:
     def _refusal(self, status: int, message: str) -> ServerError | TransportError:
         text = self._rest.clean(message) or "ERR refused without a reason"
         error = server_error(text)
+        if status == 401 or error.code in ("WRONGPASS", "NOAUTH"):
+            return AuthError(f"{self._rest.host} refused the token: {text}", code=error.code)
         if type(error) is not ServerError or error.code in TRANSIENT or error.code == "NOSCRIPT":
             return error
-        if status == 401:
-            return AuthError(text, code=error.code)
         if status == 429 or status >= 500:
             return self._error(f"answered {status}: {text}", status=status, applied=status != 429)
         return error

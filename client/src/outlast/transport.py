@@ -97,6 +97,7 @@ def code_of(message: str) -> str:
 
 def server_error(message: str) -> ServerError:
     """The error that a server's message stands for. Only one word decides: the rest differs between servers."""
+    message = message.partition(", with args beginning")[0]  # ours: ids, keys, perhaps a payload
     code = code_of(message)
     if code in _AUTH:
         hint = " (is this Upstash's read-only token?)" if code == "NOPERM" else ""

@@ -46,8 +46,7 @@ class _Attempt:
             raise TransportError(
                 f"upstash_redis failed: {type(cause).__name__}; whether the call took effect is unknown"
             ) from cause
-        message = str(cause).partition(", with args beginning")[0][:300]
-        error = server_error(message)
+        error = server_error(str(cause)[:300])
         if error.code == "NOSCRIPT" and self._calls[0].script and not self._source:
             self._source = True
             return 0.0

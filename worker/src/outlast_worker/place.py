@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from dataclasses import dataclass, field
@@ -111,6 +112,8 @@ def read_url(url: object) -> tuple[Place, float | None]:
             path = f"/{number}"
             if not service:
                 raise ConfigurationError("redis_url names no service; write redis+sentinel://host:26379/SERVICE")
+        if parts.fragment or (base != "unix" and not re.fullmatch(r"/?[0-9]*/?", path)):
+            raise ValueError  # redis-py would leave it out: a password cut short, and database 0
         # Each address goes through redis-py's own parser, so IPv6 and escapes mean what they mean there.
         query = "&".join(pair for pair in parts.query.split("&") if not pair.startswith("sentinel_"))
         found = [

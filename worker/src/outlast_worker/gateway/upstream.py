@@ -65,8 +65,11 @@ class Address:
             raise InvalidArgumentError(f"redis_url has the scheme {parts.scheme!r}: use redis://, rediss:// or unix://")
         options = dict(parse_qsl(parts.query))
         number = options.pop("db", "") if parts.scheme == "unix" else parts.path.strip("/")
-        if number and not number.isdecimal():
-            raise InvalidArgumentError(f"redis_url names the database {number!r}: write a number, as in redis://host/0")
+        if parts.fragment or (number and not number.isdecimal()):
+            raise InvalidArgumentError(  # what stands there may be the rest of a password: it is not quoted
+                "redis_url does not end in the number of a database, as redis://host/0 does "
+                "(a password with / @ : # ? or % must be percent-encoded)"
+            )
         context = None
         if parts.scheme == "rediss":
             context = ssl.create_default_context(cafile=options.pop("ssl_ca_certs", None))
