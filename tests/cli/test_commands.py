@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,27 @@ def test_wrong_arguments_are_exit_code_2_and_say_what_is_wrong(q: str, arguments
     assert "secret" not in said
     assert outlast("enqueue", q, "1", "--delay", "soon").exit_code == 2
     assert outlast("no-such-command").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["cost", option, "inf"] for option in ("--seconds", "--viewers")),
+        *([command, "--port", port] for command in ("dashboard", "gateway") for port in ("-1", "65536")),
+        ["dev", "--port", "65535"],  # the gateway is one above
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_nothing_can_be_done_with_are_exit_code_2(arguments: list[str]) -> None:
+    done = outlast(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"Invalid value for '{arguments[1]}'" in done.stderr
+
+
+def test_the_version_is_what_is_installed() -> None:
+    said = ok("--version")
+    for package in ("outlast", "outlast-worker", "outlast-edge"):
+        assert f"{package:16}{version(package)}\n" in said
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -474,6 +496,9 @@ def test_a_wrong_or_missing_address_says_how_to_mend_it(
         "stats", q, "--redis-url", "redis://h", "--rest-url", "https://example.test", "--rest-token", "t", code=2
     )
     assert "starts with" in refused("stats", q, "--redis-url", "http://h", code=2)
+    # A variable that was not set: the environment's database, which is set here, may be another one.
+    assert "--redis-url is empty" in refused("stats", q, "--redis-url", "", code=2)
+    assert "--rest-url is empty" in refused("stats", q, "--rest-url", "", "--rest-token", "", code=2)
     monkeypatch.delenv("OUTLAST_REDIS_URL")
     assert "--redis-url" in refused("stats", q, code=2)
     monkeypatch.setenv("OUTLAST_REST_URL", "https://example.test")

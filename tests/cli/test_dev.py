@@ -227,7 +227,7 @@ def test_what_keeps_it_from_starting_is_said_plainly(
         assert page.wait() == 2
         assert page.said == (
             f"port {port} on 127.0.0.1 cannot be used for the page: Address already in use; "
-            "choose another with --port\n"
+            "choose another with --port or --host\n"
         )
         rest = start("dev", "jobs:worker", "--port", str(port - 1))
         assert rest.wait() == 2

@@ -124,7 +124,7 @@ def _rate(value: Any) -> dict[str, str | None]:
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
     count, interval = (int(match[1]), int(match[2] or 1) * _UNITS[match[3]]) if match else (0, 0)
     if count == 0 or not 0 < interval <= 366 * 86_400_000:
-        raise InvalidArgumentError(f"rate={value!r} is none; write starts/time, such as 30/60s, 10/s or 1000/h")
+        raise InvalidArgumentError(f"rate={value!r} is no rate; write starts/time, such as 30/60s, 10/s or 1000/h")
     return {"rate": str(count), "interval": str(interval), "tat": None}
 
 

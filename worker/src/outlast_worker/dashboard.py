@@ -50,7 +50,7 @@ async def serve(
         listener = listen(host, port)
     except OSError as error:
         raise ConfigurationError(
-            f"port {port} on {host} cannot be used: {error.strerror}; choose another with --port"
+            f"port {port} on {host} cannot be used: {error.strerror}; choose another with --port or --host"
         ) from None
     client = AsyncClient(redis_url=address.url) if address.token is None else AsyncClient(address.url, address.token)
     with listener:

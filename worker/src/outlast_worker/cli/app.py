@@ -69,6 +69,20 @@ _DATABASE = [
 ]
 
 
+def _versions(wanted: bool) -> None:
+    if wanted:
+        from outlast.__main__ import main
+
+        raise typer.Exit(main())
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, Option("--version", callback=_versions, is_eager=True, help="What is installed.")] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
     """The entry point of `outlast`."""
     for stream in (sys.stdout, sys.stderr):
@@ -96,15 +110,19 @@ def command(function: Callable[..., int | None], *, on: typer.Typer = app, name:
         from outlast import InvalidArgumentError, OutlastError
         from outlast.errors import ConfigurationError, JobError
 
-        if connects:
-            from .connect import connect
-
-            arguments["connect"] = partial(connect, *(arguments.pop(option.name) for option in _DATABASE))
         try:
+            for name in (option.name for option in _DATABASE):
+                # A script's variable that is not set must not lead to the environment's database.
+                if arguments.get(name) is not None and not arguments[name].strip():
+                    raise usage(f"--{name.replace('_', '-')} is empty; give a value, or leave it out")
+            if connects:
+                from .connect import connect
+
+                arguments["connect"] = partial(connect, *(arguments.pop(option.name) for option in _DATABASE))
             code = function(**arguments)
         except OutlastError as error:
-            usage = isinstance(error, (InvalidArgumentError, ConfigurationError))
-            code = USAGE if usage else NO if isinstance(error, JobError) else DATABASE
+            ours = isinstance(error, (InvalidArgumentError, ConfigurationError))
+            code = USAGE if ours else NO if isinstance(error, JobError) else DATABASE
             show.fail(type(error).__name__, str(error), code, as_json=as_json)
         except KeyboardInterrupt:
             code = INTERRUPTED

@@ -15,8 +15,8 @@ __all__: list[str] = []
 def cost(
     jobs: Annotated[int, Option(min=1, help="Jobs a month.")] = 100_000,
     tokens: Annotated[int, Option(min=0, help="Emits of one job; 0 for jobs that only return a result.")] = 500,
-    seconds: Annotated[float, Option(min=0.01, help="How long one job streams.")] = 15.0,
-    viewers: Annotated[float, Option(min=0, help="Viewers of each job over HTTP, while it runs.")] = 1.0,
+    seconds: Annotated[float, Option(min=0.01, max=31_536_000, help="How long one job streams.")] = 15.0,
+    viewers: Annotated[float, Option(min=0, max=1_000_000, help="Viewers of each job over HTTP, while it runs.")] = 1.0,
     workers: Annotated[int, Option(min=0, help="Worker processes.")] = 1,
     keys: Annotated[bool, Option("--keys/--no-keys", help="Whether jobs have an idempotency key.")] = True,
     economy: Annotated[

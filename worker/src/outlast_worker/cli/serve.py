@@ -26,7 +26,8 @@ def dev(
         str | None, Option(metavar="MODULE:APP", show_default=False, help="Your ASGI app instead of the demo's page.")
     ] = None,
     port: Annotated[
-        int, Option(help="Of the page; the REST gateway is one above. 0: free ones, kept from then on.")
+        int,
+        Option(min=0, max=65_534, help="Of the page; the REST gateway is one above. 0: free ones, kept from then on."),
     ] = 8787,
     host: Annotated[str, Option(help="Where to listen. Anything but loopback is open to others.")] = "127.0.0.1",
     data_dir: Annotated[Path, Option(help="Where data, addresses and token are kept.")] = Path(".outlast"),
@@ -167,7 +168,7 @@ def dashboard(
         list[str] | None,
         Argument(metavar="[QUEUE]...", show_default=False, help="Only these; default: all that are there now."),
     ] = None,
-    port: Annotated[int, Option(help="0 takes a free one.")] = 8788,
+    port: Annotated[int, Option(min=0, max=65_535, help="0 takes a free one.")] = 8789,
     host: Annotated[str, Option(help="Where to listen. Anything but loopback is open to others.")] = "127.0.0.1",
     token: Annotated[
         str | None,
@@ -218,7 +219,7 @@ def dashboard(
 @command
 def gateway(
     redis_url: RedisUrl = None,
-    port: Annotated[int, Option(help="0 takes a free one.")] = 8079,
+    port: Annotated[int, Option(min=0, max=65_535, help="0 takes a free one.")] = 8079,
     host: Annotated[str, Option(help="Where to listen. Anything but loopback is open to others.")] = "127.0.0.1",
     token: Annotated[
         str | None, Option(show_default=False, help="What callers must send; default OUTLAST_REST_TOKEN, or a new one.")

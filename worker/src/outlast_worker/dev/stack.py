@@ -104,7 +104,8 @@ class _Stack:
         except OSError as error:
             if port:
                 raise ConfigurationError(
-                    f"port {port} on {host} cannot be used for the page: {error.strerror}; choose another with --port"
+                    f"port {port} on {host} cannot be used for the page: {error.strerror}; "
+                    "choose another with --port or --host"
                 ) from None
         return listen(host, 0)
 
@@ -124,7 +125,7 @@ class _Stack:
             if port:
                 raise ConfigurationError(
                     f"port {rest_port} on {host} cannot be used for the REST gateway, which is one above --port: "
-                    f"{error.strerror}; choose another --port"
+                    f"{error.strerror}; choose another --port or --host"
                 ) from None
             rest_port = 0
         return GatewayServer(config, host, rest_port)

@@ -112,7 +112,7 @@ def _bind(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen on host={host!r}, port={port}: {error.strerror}; choose another port"
+            f"cannot listen on host={host!r}, port={port}: {error.strerror}; choose another port or host"
         ) from error
 
 
