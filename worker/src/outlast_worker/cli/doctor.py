@@ -19,7 +19,6 @@ from outlast.protocol import Call
 from outlast.protocol.scripts import SCRIPTS
 from outlast.protocol.wire import items, text
 from outlast.transport import Transport
-from outlast_worker.place import read_url
 
 from . import show
 from .app import NO, AsJson, Connect, command
@@ -109,6 +108,8 @@ def _latency(patient: Patient) -> Finding:
 
 
 def _tls(patient: Patient) -> Finding:
+    from outlast_worker.place import read_url
+
     scheme, host = patient.address.scheme, patient.address.hostname or ""
     if scheme.startswith("rediss") and (option := read_url(patient.address.geturl())[0].unchecked):
         mend = "name your authority instead: ?ssl_ca_certs=FILE"
