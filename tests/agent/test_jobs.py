@@ -197,7 +197,7 @@ async def test_odd_output_of_models_and_tools_ends_no_run(
 async def test_a_rate_limit_uses_no_attempt(
     valkey_url: str, client: AsyncClient, agent: Agent, provider: Provider
 ) -> None:
-    provider.script = [(429, {"retry-after": "0"}, {}), text("Now.")]
+    provider.script = [(429, {"retry-after": "0.01"}, {}), text("Now.")]
     jobs: Any = client.queue(agent.queue)
     async with worker_of(valkey_url, agent):
         made = await jobs.enqueue(REQUEST)

@@ -352,10 +352,11 @@ async def test_a_refused_connection_is_tried_again() -> None:
 
 
 async def test_a_rate_limit_pauses_the_queue(provider: Provider, model: ChatModel) -> None:
-    provider.script = [(429, {"retry-after": "7"}, {"error": {"message": "slow"}})]
-    with pytest.raises(RateLimitedError) as caught:
-        await answer(Agent(model=model), attempt=3)
-    assert caught.value.retry_after == 7
+    for said, pause in (("7", 7), ("0", 1)):
+        provider.script = [(429, {"retry-after": said}, {"error": {"message": "slow"}})]
+        with pytest.raises(RateLimitedError) as caught:
+            await answer(Agent(model=model), attempt=3)
+        assert caught.value.retry_after == pause
 
 
 @pytest.mark.parametrize("trouble", [400, 401, 404, (429, {}, {"error": {"code": "insufficient_quota"}})])

@@ -66,7 +66,8 @@ def test_429_pauses_for_as_long_as_it_says() -> None:
         ({"Retry-After": "1.5"}, 1.5),
         ({"retry-after-ms": "250", "retry-after": "1"}, 0.25),
         ({"Retry-After": soon}, 90),
-        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1),  # no attempt is used: no pause would be a loop
+        ({"retry-after": "0"}, 1),
         ({"Retry-After": "soon"}, 30),
         ({"Retry-After": "-1"}, 30),
         ({}, 30),

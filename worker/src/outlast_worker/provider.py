@@ -15,6 +15,10 @@ from .policy import error_text
 
 __all__ = ["provider_error"]
 
+AT_ONCE = 1.0
+"""Seconds of pause for a 429 that names 0, or a date that is past by this clock. It uses no attempt: without a pause
+the provider would be asked as fast as it refuses, and without end."""
+
 
 def provider_error(
     error: BaseException, *, pause: Duration = 30.0
@@ -29,7 +33,8 @@ def provider_error(
     By the HTTP status that the error carries, whichever client it is from (httpx, openai, anthropic, google-genai,
     requests, aiohttp, urllib): 429 pauses the queue and gives the attempt back, 408, 5xx and errors without a status
     (time-outs, lost connections) are tried again, and any other 4xx ends the job. Retry-After is obeyed; a 429 without
-    one pauses for `pause` seconds. A 429 for an account that is out of money ends the job: no pause helps.
+    one pauses for `pause` seconds, and one of 0 for a second. A 429 for an account that is out of money ends the job:
+    no pause helps.
 
     Switch the client's own retries off (``max_retries=0``), or each attempt pays several times.
     """
@@ -41,7 +46,7 @@ def meaning(
 ) -> RetryJobError | RateLimitedError | TerminalJobError:
     """The rule itself: what a refusal with this status and text asks for. `wait`: seconds that the provider named."""
     if status == 429 and "insufficient_quota" not in said:
-        return RateLimitedError(said, retry_after=pause if wait is None else wait)
+        return RateLimitedError(said, retry_after=pause if wait is None else wait or AT_ONCE)
     if status is None or status == 408 or status >= 500:
         return RetryJobError(said, retry_after=wait)
     return TerminalJobError(said)
