@@ -119,6 +119,11 @@ def check(unit: Unit, queues: int = 60) -> list[tuple[float, float]]:
     return [(each * owner.count(n), used[n]) for n in range(3)]
 
 
+def billed(**options: Any) -> float:
+    """Commands of one generation that nobody watches over HTTP."""
+    return sum(estimate(Workload(1, TOKENS, SECONDS, viewers=0, workers=0, **options)).values())
+
+
 def page(unit: Unit, checked: list[tuple[float, float]]) -> str:
     starts = IN_FLIGHT / SECONDS
     rows = []
@@ -132,8 +137,7 @@ def page(unit: Unit, checked: list[tuple[float, float]]) -> str:
         # 60 % of one core each: a single-threaded server that is busier queues what it is sent.
         nodes = cores / 0.6
         network = flushes * (220 + TOKENS / SECONDS * interval * 5) * 8 / 1e9
-        work = Workload(int(starts * 30 * 86_400), TOKENS, SECONDS, True, 0, 0, economy=False, emit_interval=interval)
-        dollars = sum(estimate(work).values()) / work.jobs * 1000 * DOLLARS
+        dollars = billed(economy=False, emit_interval=interval) * 1000 * DOLLARS
         rows.append(
             f"| {name} | {flushes / 1e6:.1f} M/s | {cores:,.0f} | {nodes:,.0f} | {network:.1f} Gbit/s | ${dollars:.2f} |"
         )
@@ -165,8 +169,8 @@ Measured on this machine: a silent job costs the server {unit.job:.0f} µs of CP
   lever; results that you keep belong into your own database.
 - **Workers**: a process that streams 20,000 flushes a second carries 5,000 generations at 0.25 s, so 200 processes.
 - **Viewers** share one read in each process ([the benchmark](benchmarks.md) has 5,000 on a handful of connections).
-- **Upstash** allows 10,000 commands a second for one database: about {10_000 / (sum(estimate(Workload(1, TOKENS, SECONDS, True, 0, 0)).values())):,.0f} such generations a second
-  in economy mode, {10_000 / (sum(estimate(Workload(1, TOKENS, SECONDS, True, 0, 0)).values())) * SECONDS:,.0f} in flight. Beyond, several databases, or a cluster of your own.
+- **Upstash** allows 10,000 commands a second for one database: about {10_000 / billed():,.0f} such generations a second
+  in economy mode, {10_000 / billed() * SECONDS:,.0f} in flight. Beyond, several databases, or a cluster of your own.
 
 ## The check
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import typer.main
+from benchmarks.scale import billed
 
 import outlast
 import outlast_edge
 import outlast_worker
 from outlast_worker.cli import app
+from outlast_worker.costs import DOLLARS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -80,6 +82,13 @@ def check(words: list[str], line: str) -> None:
     for word in words:
         if word.startswith("--"):
             assert word.partition("=")[0] in {*options, "--help"}, f"there is no {word}: {line}"
+
+
+def test_the_page_on_scale_has_the_costs_that_the_estimate_has() -> None:
+    text = (ROOT / "docs" / "scale.md").read_text()
+    assert f"about {10_000 / billed():,.0f} such generations a second" in text
+    for interval in (0.05, 0.25, 1):
+        assert f" ${billed(economy=False, emit_interval=interval) * 1000 * DOLLARS:.2f} |" in text
 
 
 def test_the_page_of_the_architecture_is_that_of_the_code() -> None:
