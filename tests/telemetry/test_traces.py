@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.faults.processes import until
 
 from outlast import AsyncClient, Client, InvalidArgumentError, JobFailedError, Queue, RateLimitedError, TerminalJobError
 from outlast.observe import Attempt, Enqueuing, Observer, Outcome, Taken, observe, unobserve
@@ -161,6 +163,23 @@ async def test_a_job_without_a_trace_starts_its_own(valkey_url: str, queue_name:
     attempt = traces.one(f"attempt {queue_name}")
     assert attempt.parent is None
     assert not attempt.links
+
+
+async def test_a_run_of_a_schedule_is_one_trace_from_the_worker_that_made_it(
+    valkey_url: str, queue_name: str, traces: Traces
+) -> None:
+    worker = Worker(valkey_url)
+
+    @worker.handles(Queue(queue_name))
+    async def run(job: JobContext[Any]) -> None: ...
+
+    worker.schedule(Queue(queue_name), None, name="once", at=datetime.now(UTC) + timedelta(seconds=1))
+    async with worker:
+        await until(lambda: traces.named(f"attempt {queue_name}"), "it ran")
+    enqueue, attempt = traces.one(f"enqueue {queue_name}"), traces.one(f"attempt {queue_name}")
+    assert attempt.parent is not None
+    assert attempt.parent.span_id == context_of(enqueue).span_id
+    assert (enqueue.attributes or {})["messaging.message.id"] == (attempt.attributes or {})["messaging.message.id"]
 
 
 async def test_an_enqueue_that_is_refused_is_an_error_without_its_text(

@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from outlast import AsyncClient, InvalidArgumentError, Queue
 from outlast._checks import check_count, check_id
 from outlast.errors import ConfigurationError, OutlastError
+from outlast.observe import enqueuing
 from outlast.protocol import Call, Keys
 from outlast.protocol.calls import CLOCK
 from outlast.protocol.wire import items, text
@@ -204,21 +205,27 @@ class Scheduler:
 
     async def _make(self, schedule: Schedule, due: datetime) -> None:
         jobs = self._client.queue(schedule.queue)
+        sent = False
         try:
-            payload = schedule.payload(due) if callable(schedule.payload) else schedule.payload
-            order = jobs._order(
-                payload,
-                id=schedule.id(due),
-                idempotency_key=None,
-                idempotency_ttl=None,
-                schedule=(schedule.name, _ms(due)),
-                **schedule.options,
-            )
+            with enqueuing(schedule.queue.name) as observed:
+                order = jobs._order(
+                    schedule.payload(due) if callable(schedule.payload) else schedule.payload,
+                    id=schedule.id(due),
+                    idempotency_key=None,
+                    idempotency_ttl=None,
+                    schedule=(schedule.name, _ms(due)),
+                    trace=observed.trace,
+                    **schedule.options,
+                )
+                sent = True
+                answer = await self._transport.send(order.call)
+                observed.answered(answer)
         except Exception:
+            if sent:
+                raise
             # The others go on. This run is tried again at each look, and counts as missed meanwhile.
             logger.exception("schedule %s: the payload of the run at %s cannot be made", schedule.name, due)
             return
-        answer = await self._transport.send(order.call)
         if not answer.deduplicated:
             logger.info("schedule %s: job %s", schedule.name, answer.id)
 
