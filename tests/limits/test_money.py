@@ -233,6 +233,24 @@ async def test_amounts_that_are_none_are_refused(
     assert record.usage == {}
 
 
+async def test_a_job_has_fifty_counters_at_most_however_many_calls_they_come_in(
+    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient
+) -> None:
+    worker = Worker(valkey_url)
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> None:
+        for n in range(50):
+            job.usage(**{f"counter-{n}": 1})
+        with pytest.raises(InvalidArgumentError, match="51 counters in this job"):
+            job.usage(**{"counter-0": 1, "one-more": 1})
+        job.usage(**{"counter-0": 1})
+
+    async with worker:
+        record = await ended(aclient, queue, (await aclient.queue(queue).enqueue(None)).id)
+    assert (len(record.usage), record.usage["counter-0"]) == (50, 2)
+
+
 async def test_a_record_of_nonsense_reads_as_no_usage(
     valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient, raw: redis.Redis, keys: Keys
 ) -> None:

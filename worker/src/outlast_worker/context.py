@@ -85,7 +85,7 @@ class _Context(Generic[P]):
 
         It is kept on the record (`Job.usage`) and in the queue's totals of the day. `counters`: any more of your own.
         Raises BudgetExceededError once the job has used more than its budget allows, which ends it for good, and
-        InvalidArgumentError for amounts below 0.
+        InvalidArgumentError for amounts below 0, and for more than 50 counters.
         """
         return self._usage().add(
             {"input_tokens": input_tokens, "output_tokens": output_tokens, "cost": cost, **counters}

@@ -9,8 +9,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Lock, get_ident
 
-from outlast._checks import check_amounts
-from outlast.errors import BudgetExceededError
+from outlast._checks import MAX_COUNTERS, check_amounts
+from outlast.errors import BudgetExceededError, InvalidArgumentError
 from outlast.protocol.calls import amounts_of
 from outlast.protocol.holding import Reserved, Used
 
@@ -47,6 +47,10 @@ class Usage:
         """Count `amounts`, and write the sums with the next flush. Raises BudgetExceededError."""
         checked = {counter: amount for counter, amount in check_amounts(amounts, "usage").items() if amount}
         with self._lock:
+            names = self._amounts.keys() | checked.keys()
+            if len(names) > max(MAX_COUNTERS, len(self._amounts)):
+                # Each is a field of the day's totals, and the script that ends the job names them all.
+                raise InvalidArgumentError(f"usage: {len(names)} counters in this job; give at most {MAX_COUNTERS}")
             for counter, amount in checked.items():
                 self._amounts[counter] = _sum(self._amounts.get(counter, 0), amount)
             amounts_now, text = dict(self._amounts), self._text()
