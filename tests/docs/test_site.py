@@ -38,7 +38,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT / "docs"))
 
 
-RUN_BY_THEIR_OWN_TESTS = {"quickstart.md", "testing.md", "facades.md"}
+RUN_BY_THEIR_OWN_TESTS = {"quickstart.md", "guides/webhooks.md", "testing.md", "facades.md"}
 """By test_quickstart, by the testing kit's, and by tests/facades, which run other people's clients."""
 
 
