@@ -61,6 +61,14 @@ def test_wheels_hold_every_file_of_the_source(wheels: dict[str, zipfile.ZipFile]
     assert any(entry.endswith(".lua") for entry in wheels["outlast"].namelist())
 
 
+def test_wheels_bring_the_license_and_a_page_of_their_own(wheels: dict[str, zipfile.ZipFile]) -> None:
+    license = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    for name, wheel in wheels.items():
+        info = next(entry.partition("/")[0] for entry in wheel.namelist() if ".dist-info/" in entry)
+        assert wheel.read(f"{info}/licenses/LICENSE").decode() == license, name
+        assert "a job queue" in wheel.read(f"{info}/METADATA").decode().partition("\n\n")[2], name
+
+
 def test_wheels_stay_small(wheels: dict[str, zipfile.ZipFile]) -> None:
     """Bytes as downloaded. A cold function pays for each of them."""
     sizes = {name: sum(entry.compress_size for entry in wheel.infolist()) for name, wheel in wheels.items()}
