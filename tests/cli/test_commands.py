@@ -158,6 +158,7 @@ def test_the_answer_no_is_exit_code_1(q: str) -> None:
         (["watch", "Q", "x", "--after", "abc"], "is not a cursor"),
         (["dead", "Q", "--count", "0"], "count=0 is out of range"),
         (["retry-dead", "Q"], "give the ID of one job, or --all"),
+        (["dev", "--data-dir", ""], "--data-dir '.' is this folder"),
         (["retry-dead", "Q", "x", "--all"], "give the ID of one job, or --all"),
     ],
 )

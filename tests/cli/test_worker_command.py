@@ -247,6 +247,7 @@ def test_reload_looks_at_sources_only(tmp_path: Path) -> None:
     [
         ("jobs", "write MODULE:NAME, such as jobs:worker"),
         ("nothere:worker", "no module 'nothere'"),
+        ("jobs.py:worker", "leave .py out"),
         ("jobs:other", "module 'jobs' has no 'other'"),
         ("jobs:queue", "jobs:queue is Queue, not a Worker"),
         ("broken:worker", "importing 'broken' failed: ZeroDivisionError: division by zero ("),

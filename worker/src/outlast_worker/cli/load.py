@@ -27,7 +27,8 @@ def load(target: str, what: str) -> Any:
             value = getattr(value, part)
     except ModuleNotFoundError as error:
         if error.name is not None and (module + ".").startswith(error.name + "."):
-            raise ConfigurationError(f"no module {module!r} in {here} or among the installed packages") from None
+            hint = "; leave .py out" if module.endswith(".py") else ""
+            raise ConfigurationError(f"no module {module!r} in {here} or among the installed packages{hint}") from None
         raise ConfigurationError(f"importing {module!r} failed: {error}{_where(error)}") from error
     except AttributeError as error:
         if module in sys.modules:

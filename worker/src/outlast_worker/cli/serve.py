@@ -41,6 +41,8 @@ def dev(
 
     from outlast_worker.dev.stack import Options, run
 
+    if data_dir.resolve() == Path.cwd():  # it gets a .gitignore that ignores everything
+        raise usage(f"--data-dir {str(data_dir)!r} is this folder; name one in it, such as .outlast")
     log_to_stderr("WARNING")
     return asyncio.run(run(Options(worker, app, host, port, data_dir, as_json)))
 
