@@ -145,6 +145,7 @@ REFUSED = [
     (b"null", 422, "bad_body"),
     (b"{}", 422, "bad_body"),
     (b'{"payload": 1, "prioritty": 3}', 422, "unknown_field"),
+    (b'{"payload": 1, "idempotency_key": "k"}', 422, "unknown_field"),
     (b'{"payload": 1, "priority": 10}', 422, "invalid"),
     (b'{"payload": 1, "priority": true}', 422, "invalid"),
     (b'{"payload": 1, "delay": -1}', 422, "invalid"),
@@ -163,6 +164,7 @@ def test_bad_bodies_are_refused_before_anything_is_queued(
 ) -> None:
     reply = web.http.post("/v1/jobs", content=body, headers={"content-type": "application/json"})
     assert (reply.status_code, reply.json()["code"]) == (status, code)
+    assert ("Idempotency-Key" in reply.json()["detail"]) is (b"idempotency_key" in body)
     assert reply.headers["content-type"] == "application/problem+json"
     assert reply.json()["status"] == status
     assert raw.keys(f"{keys.base}*") == []

@@ -389,9 +389,8 @@ class Edge:
         trusted = caller is ANY and self._authorize is not None
         for name in options:
             if name not in OPTIONS:
-                raise Problem(
-                    422, "unknown_field", f"{name[:60]!r} is not known here; a key is the header Idempotency-Key."
-                )
+                mend = "send the header Idempotency-Key" if name == "idempotency_key" else "see the documentation"
+                raise Problem(422, "unknown_field", f"{name[:60]!r} is not known here; {mend}.")
             if not trusted and name not in self._accept:
                 raise Problem(422, "not_accepted", f"{name!r} is for the server to choose (Edge(accept=…) opens it).")
         owner = caller if isinstance(caller, str) else options.pop("owner", None)
