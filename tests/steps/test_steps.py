@@ -16,7 +16,17 @@ from tests.faults.links import Proxy
 from tests.faults.processes import until
 from tests.servers import start_valkey
 
-from outlast import AsyncClient, InvalidArgumentError, Queue, StepValueError, StoreFullError, TerminalJobError
+from outlast import (
+    AsyncClient,
+    InvalidArgumentError,
+    JobCancelledError,
+    JobFailedError,
+    Queue,
+    RateLimitedError,
+    StepValueError,
+    StoreFullError,
+    TerminalJobError,
+)
 from outlast.protocol import Keys, calls
 from outlast_worker import JobContext, SyncJobContext, Worker
 
@@ -117,6 +127,56 @@ async def test_steps_that_run_at_once_are_each_kept(
         assert await aclient.queue(queue).wait(job.id, timeout=15) == [f"N{n}" for n in range(20)]
         assert raw.info("commandstats")["cmdstat_hgetall"]["calls"] == before + 2, "one read an attempt"
     assert set(paid.runs.values()) == {1}
+
+
+@pytest.mark.parametrize("end", ["retried", "rate limited", "failed for good", "cancelled"])
+async def test_steps_under_way_when_another_fails_are_kept_and_run_on_beside_no_other_attempt(
+    valkey_url: str, queue: Queue[Any, Any], aclient: AsyncClient, end: str
+) -> None:
+    worker, jobs = Worker(valkey_url), aclient.queue(queue)
+    under_way, go = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+    stopped: list[str] = []
+
+    async def fails() -> None:
+        await under_way.wait()
+        asyncio.get_running_loop().call_later(0.05, go.set)
+        if end == "rate limited":
+            raise RateLimitedError("slow down", retry_after=0.01)
+        raise TerminalJobError("no") if end == "failed for good" else ValueError
+
+    async def slow(name: str) -> str:
+        ran.append(name)
+        under_way.set()
+        try:
+            if end == "cancelled":
+                await jobs.cancel(job.id)
+            await (asyncio.Event() if end in ("failed for good", "cancelled") else go).wait()
+        except asyncio.CancelledError:
+            stopped.append(name)
+            raise
+        return name
+
+    @worker.handles(queue)
+    async def run(job: JobContext[Any]) -> Any:
+        async def chunk(name: str) -> str:
+            value = await job.step(name, slow, name)
+            if job.starts == 1:
+                await asyncio.sleep(0)
+                await job.step(f"after {name}", slow, f"after {name}")
+            return value
+
+        return await asyncio.gather(chunk("a"), chunk("b"), *([job.step("x", fails)] if job.starts == 1 else []))
+
+    job = await jobs.enqueue(None)
+    async with worker:
+        if end in ("retried", "rate limited"):
+            assert await jobs.wait(job.id, timeout=10) == ["a", "b"]
+            assert (ran, stopped) == (["a", "b"], [])
+        else:
+            with pytest.raises(JobCancelledError if end == "cancelled" else JobFailedError):
+                await jobs.wait(job.id, timeout=10)
+            assert (sorted(set(ran)), sorted(set(stopped))) == (["a", "b"], ["a", "b"])
 
 
 async def test_values_come_back_as_the_type_that_they_had(

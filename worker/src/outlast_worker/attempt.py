@@ -357,6 +357,8 @@ class Attempt:
             self._error = error
             if isinstance(error, KeyboardInterrupt):
                 raise
+            if self._steps is not None:
+                await self._steps.leave(wait=not self.signal.is_set() and not isinstance(error, TerminalJobError))
 
     def _call_plain(self, handler: Callable[[Any], Any], context: Any) -> None:
         result: Any = None

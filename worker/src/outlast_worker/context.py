@@ -149,7 +149,8 @@ class JobContext(_Context[P]):
 
         The value is stored under the current lease before this returns, so no retry, crash or lost reply makes a
         later attempt run the step again; only the steps that were under way run anew. Several may run at once
-        (``asyncio.gather``). A plain function runs in a thread.
+        (``asyncio.gather``): when one of them fails the attempt, the others may end, and are kept, before the next
+        attempt. A plain function runs in a thread.
 
         - `name`: 1 to 512 bytes, one for each step of the job: used twice in an attempt it raises InvalidArgumentError.
         - `type`: what the stored JSON is read as; by default what `function` is annotated to return, else any JSON.
@@ -164,14 +165,15 @@ class JobContext(_Context[P]):
         text = await self._wait(self._steps().begin(name))
         if text is None:
             try:
-                if is_coroutine_function(function):
-                    value = await function(*args, **kwargs)
-                else:
-                    value = await self._steps().in_thread(lambda: function(*args, **kwargs))
-                    if inspect.isawaitable(value):
-                        value = await value
-                text = step.encode(value)
-                await self._wait(self._keep(name, text))
+                with self._steps().running():
+                    if is_coroutine_function(function):
+                        value = await function(*args, **kwargs)
+                    else:
+                        value = await self._steps().in_thread(lambda: function(*args, **kwargs))
+                        if inspect.isawaitable(value):
+                            value = await value
+                    text = step.encode(value)
+                    await self._wait(self._keep(name, text))
             except BaseException:
                 self._steps().fail(name)
                 raise

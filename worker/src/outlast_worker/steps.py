@@ -7,8 +7,9 @@ import contextvars
 import inspect
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -108,6 +109,41 @@ class Steps:
         self._loading: asyncio.Task[None] | None = None
         self._begun: set[str] = set()
         self._saving: set[asyncio.Task[None]] = set()
+        self._inside: Counter[asyncio.Task[Any] | None] = Counter()
+        """Tasks that run a step, and how many: steps nest."""
+        self._quiet: asyncio.Future[None] | None = None
+        """Set once the handler has failed: done when no step runs any more."""
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """For as long as a step runs."""
+        if self._quiet is not None:
+            raise asyncio.CancelledError("the handler has ended")
+        task = asyncio.current_task()
+        self._inside[task] += 1
+        try:
+            yield
+        finally:
+            self._inside[task] -= 1
+            self._inside += Counter()  # forgets those that are out
+            if self._quiet is not None and not self._inside and not self._quiet.done():
+                self._quiet.set_result(None)
+
+    async def leave(self, *, wait: bool) -> None:
+        """The handler has failed, and ``asyncio.gather`` leaves the other steps running: what is paid for is kept.
+
+        They may end unless `wait` is False or this is cancelled, and no more steps begin; what comes after them in
+        their tasks does not run.
+        """
+        left = set(self._inside)
+        self._quiet = asyncio.get_running_loop().create_future()
+        try:
+            if left and wait:
+                await self._quiet
+        finally:
+            for task in left:
+                if task is not None:
+                    task.cancel()
 
     @property
     def any(self) -> bool:
