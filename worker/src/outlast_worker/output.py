@@ -50,7 +50,10 @@ def event_of(value: object) -> tuple[str, str]:
         return "chunk", value
     if isinstance(value, (bytes, bytearray)):
         raise InvalidArgumentError(f"emit takes text or a JSON value, not {type(value).__name__}; decode it first")
-    text = _json(value)
+    try:
+        text = _json(value)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"emit: {type(value).__name__}: {error}") from None
     size = len(text) if text.isascii() else len(text.encode())
     if size > MAX_EVENT:
         raise InvalidArgumentError(
@@ -74,7 +77,7 @@ def _json(value: object) -> str:
     try:
         return dump_json(mend_deep(to_jsonable_python(value, by_alias=True)))
     except PydanticSerializationError:
-        raise InvalidArgumentError(f"emit: {type(value).__name__} cannot be written as JSON") from None
+        raise InvalidArgumentError("cannot be written as JSON") from None
 
 
 def progress_text(value: object) -> str:
