@@ -188,7 +188,7 @@ def test_numbers_that_nothing_can_be_done_with_are_exit_code_2(arguments: list[s
 def test_the_version_is_what_is_installed() -> None:
     said = ok("--version")
     for package in ("outlast", "outlast-worker", "outlast-edge"):
-        assert f"{package:16}{version(package)}\n" in said
+        assert f"{package:18}{version(package)}\n" in said
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------

@@ -77,9 +77,8 @@ def test_wheels_stay_small(wheels: dict[str, zipfile.ZipFile]) -> None:
     assert sizes["outlast_worker"] < 190_000, sizes
 
 
-@pytest.mark.parametrize("words", [["outlast"], ["outlast_worker", "--version"]], ids=" ".join)
-def test_python_m_outlast_and_the_command_say_what_is_installed(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, check=True)
+def test_python_m_outlast_says_what_is_installed() -> None:
+    done = subprocess.run([sys.executable, "-m", "outlast"], capture_output=True, text=True, check=True)
     names = {line.split()[0] for line in done.stdout.splitlines()}
     assert {"outlast", "outlast-worker", "outlast-edge", "httpx", "pydantic", "redis", "python"} <= names
 

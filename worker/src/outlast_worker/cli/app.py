@@ -83,21 +83,6 @@ def _options(
     pass
 
 
-def _installed(asked: bool) -> None:
-    if asked:
-        from outlast.__main__ import main
-
-        raise typer.Exit(main())
-
-
-@app.callback()
-def _(
-    version: Annotated[
-        bool, Option("--version", callback=_installed, is_eager=True, help="Print what is installed, for a bug report.")
-    ] = False,
-) -> None: ...
-
-
 def main() -> None:
     """The entry point of `outlast`."""
     for stream in (sys.stdout, sys.stderr):
