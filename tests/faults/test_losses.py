@@ -12,7 +12,7 @@ from tests.faults.links import Proxy
 from tests.faults.processes import Process, until
 from tests.faults.servers import journalled, promote, replicated, restart
 
-from outlast import AsyncClient, Queue
+from outlast import AsyncClient, Enqueued, Queue
 from outlast_worker import JobContext, Worker
 
 
@@ -102,7 +102,7 @@ async def test_workers_whose_clocks_are_hours_off_neither_steal_nor_hurry_nor_ex
     """The server's clock is the only one that counts."""
     queue: Queue[Any, Any] = Queue(queue_name, lease=0.8, backoff=0.02)
     workers = [
-        Process(valkey_url, queue_name, "sleep", clock=hours * 3600, queue={"lease": 0.8}, concurrency=2)
+        Process(valkey_url, queue_name, "sleep", clock=hours * 3600, queue={"lease": 0.8}, concurrency=4)
         for hours in (-5, 0, 5)
     ]
     try:
@@ -112,8 +112,16 @@ async def test_workers_whose_clocks_are_hours_off_neither_steal_nor_hurry_nor_ex
             jobs = client.queue(queue)
             silent = [await jobs.enqueue(2.5) for _ in range(3)]
             delayed = await jobs.enqueue(0, delay=1.5)
-            dated = [await jobs.enqueue(0, expires=60, deadline=90) for _ in range(3)]
-            for each in (*silent, delayed, *dated):
+            dated: list[Enqueued] = []
+
+            def has_one(worker: Process) -> bool:
+                return any(line["id"] == each.id for line in worker.said("start") for each in dated)
+
+            while not all(map(has_one, workers)):
+                assert len(dated) < 100, "each of them starts one"
+                dated.append(await jobs.enqueue(0, expires=60, deadline=90))
+                assert await jobs.wait(dated[-1].id, timeout=30) == "slept"
+            for each in (*silent, delayed):
                 assert await jobs.wait(each.id, timeout=30) == "slept"
             record = await jobs.get(delayed.id)
         starts = [line["id"] for worker in workers for line in worker.said("start")]
