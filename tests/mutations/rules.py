@@ -188,8 +188,8 @@ MUTATIONS = [
     _script(
         "reserve:grace",
         "the second look does not wait for the grace",
-        "string.format('%.1f', now + grace + 0.5)",
-        "string.format('%.1f', now - 0.5)",
+        "string.format('%.9f', now + grace + mark)",
+        "string.format('%.9f', now - 1 + mark)",
         f"{TRANSITIONS}test_a_second_look_waits_for_the_grace",
     ),
     _script(
