@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -207,7 +209,8 @@ class Proxy(Background):
 class Canned(Background):
     """A server that answers the next `script` lines instead of doing anything, then +OK / whatever `then` says.
 
-    Handshake commands (CLIENT, AUTH, SELECT) are answered as a server would.
+    Handshake commands (CLIENT, AUTH, SELECT) are answered as a server would. `hangs_up`: after how many of them the
+    next connections are closed, with the last answer where the system can do that; -1: reset as soon as they are made.
     """
 
     def __init__(self, *script: bytes, then: bytes = b"*1\r\n$2\r\nok\r\n") -> None:
@@ -215,6 +218,7 @@ class Canned(Background):
         self.then = then
         self.commands: list[list[bytes]] = []
         self.connections = 0
+        self.hangs_up: list[int] = []
 
     @property
     def url(self) -> str:
@@ -225,14 +229,25 @@ class Canned(Background):
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        while True:
+        answers = self.hangs_up.pop(0) if self.hangs_up else None
+        connection = cast("socket.socket", writer.get_extra_info("socket"))
+        if answers == -1:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return
+        if answers == 0:
+            await reader.read(1)
+        while answers != 0:
             count = int((await reader.readuntil(b"\r\n"))[1:])
             command: list[bytes] = []
             for _ in range(count):
                 size = int((await reader.readuntil(b"\r\n"))[1:])
                 command.append((await reader.readexactly(size + 2))[:-2])
             if command[0] in (b"CLIENT", b"AUTH", b"SELECT"):
+                if answers == 1 and hasattr(socket, "TCP_CORK"):
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 writer.write(b"+OK\r\n")
+                if answers is not None:
+                    answers -= 1
             else:
                 self.commands.append(command)
                 answer = self.script.pop(0) if self.script else self.then

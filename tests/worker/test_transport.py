@@ -402,6 +402,35 @@ def test_a_connection_that_was_closed_while_idle_is_replaced_unseen(both: Callab
         assert transport.send(count) == "once"
 
 
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_closes_during_login_is_replaced_at_once(
+    loop: Callable[[], asyncio.AbstractEventLoop], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def log_in(*rounds: int) -> None:
+        for answers in rounds:
+            for block in (None, 1):
+                transport = AsyncTcpTransport(server.url, timeout=8)
+                server.hangs_up = [answers]
+                began = time.monotonic()
+                assert await transport.send(echo("x"), block=block) == "x"
+                assert time.monotonic() - began < 2
+                await transport.aclose()
+
+    def work() -> None:  # so much that a connection closes between two steps of the login
+        time.sleep(0.001)
+        asyncio.get_running_loop().call_soon(work)
+
+    async def main() -> None:
+        await log_in(*(0, 1, 2, 3) * 3)
+        work()
+        await log_in(*(-1, 0) * 3)
+
+    with Canned(then=b"$1\r\nx\r\n") as server, asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+    gc.collect()
+    assert "Task exception was never retrieved" not in caplog.text
+
+
 def test_an_answer_that_is_not_resp_is_a_transport_error(both: Callable[..., Both]) -> None:
     with Canned(b"HTTP/1.1 400 Bad Request\r\n\r\n") as server, pytest.raises(TransportError, match="not RESP2"):
         both(server.url, timeout=0.3).send(Call(("GET", "x"), lambda reply: reply, replayable=False))
@@ -510,6 +539,15 @@ def test_tls_to_a_port_without_tls_says_so(both: Callable[..., Both], valkey_url
     with pytest.raises(TlsError, match="does not speak TLS; use redis://") as caught:
         both(valkey_url.replace("redis:", "rediss:"), timeout=1).send(echo("x"))
     assert not caught.value.maybe_applied
+
+
+def test_a_server_that_ends_in_the_middle_of_a_tls_handshake_is_tried_again(both: Callable[..., Both]) -> None:
+    with Canned() as server:
+        server.hangs_up = [0] * 100
+        with pytest.raises(TransportError) as caught:
+            both(server.url.replace("redis:", "rediss:"), timeout=0.3).send(echo("x"))
+        assert not isinstance(caught.value, TlsError)
+        assert server.connections > 1
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,9 @@ class AsyncLink:
     def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
         """Have `protocol` get what comes from now on. Nothing is under way then."""
         transport = cast("asyncio.Transport", self._writer.transport)
+        if transport.is_closing() or self._reader.at_eof():
+            # Closed right behind the login's last reply: this end knows already, and nobody would tell `protocol`.
+            raise closed(self.label, sent=False)
         transport.set_protocol(protocol)
         return transport
 
@@ -322,6 +325,7 @@ class Lane(asyncio.Protocol):
             if self._idle is not None:
                 [id] = await link.exchange(CLIENT_ID, 1, self._limit)
                 self.client_id = id if isinstance(id, int) else None
+            transport = link.hand_over(self)
         except (TransportError, ServerError, ConfigurationError) as error:
             if link is not None:
                 await link.close()
@@ -336,7 +340,7 @@ class Lane(asyncio.Protocol):
         self._replies = replies()
         self._full = self._leaving = False
         self._gone = self._loop.create_future()
-        self._transport = link.hand_over(self)
+        self._transport = transport
         self._write()
 
     async def _drop(self) -> None:

@@ -187,12 +187,16 @@ class TlsError(TransportError):
     """TLS cannot work with this server as it is configured, here or there: trying again does not help."""
 
 
+_CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What TLS says of a handshake that the other end did not go through with: as when it restarts just then."""
+
+
 def not_connected(error: BaseException, place: Place, address: Address) -> AuthError | ServerError | TransportError:
     """What a failed connect means."""
     label = place.at(address)
     link: BaseException | None = error
     while link is not None and place.tls:
-        if isinstance(link, ssl.SSLError):
+        if isinstance(link, ssl.SSLError) and not isinstance(link, _CUT_OFF):
             why = getattr(link, "reason", None) or link  # one that Python raises itself has no reason
             return TlsError(f"cannot connect to {label}: TLS failed ({why})", maybe_applied=False)
         if isinstance(link, FileNotFoundError):
