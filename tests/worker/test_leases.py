@@ -45,6 +45,35 @@ async def test_h05_a_healthy_silent_job_is_not_handed_out_again(
     assert [event.type for event in events] == ["completed"]
 
 
+async def test_a_thread_that_cannot_be_started_costs_its_job_an_attempt_and_the_worker_nothing(
+    valkey_url: str, queue_name: str, aclient: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue: Queue[Any, Any] = Queue(queue_name, lease=0.4)
+    jobs = aclient.queue(queue)
+    worker = Worker(valkey_url, concurrency=2)
+    refused = ["outlast leases", "outlast job b"]
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @worker.handles(queue)
+    def run(job: SyncJobContext[Any]) -> int:
+        if job.attempt == 2:
+            time.sleep(1)  # longer than its lease, which is renewed
+        return job.attempt
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for id in "ab":
+        await jobs.enqueue(None, id=id)
+    async with worker:
+        assert [await jobs.wait(id, timeout=10) for id in "ab"] == [2, 2]
+    assert not refused
+
+
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_h65_code_that_blocks_the_loop_keeps_its_lease_and_its_neighbours_too(
     valkey_url: str, queue_name: str, aclient: AsyncClient, kind: str

@@ -212,10 +212,10 @@ class Attempt:
 
     def start(self) -> None:
         """From the payload to the handler, which runs from the loop's next turn on. Raises nothing; `run` goes on."""
-        self._engine.leases.add(self._lease)
         logs.current.set((self._queue.name, self.job.id, self.job.attempt))
         self._watched = taken(self._taken()) if observed() else None
         try:
+            self._engine.leases.add(self._lease)
             # A reserve that was under way when the worker was told to stop: straight back with its jobs.
             self._decided = _Outcome("release") if self._engine.stopping else self._begin()
         except Exception as error:
@@ -231,8 +231,6 @@ class Attempt:
             outcome = self._decided
             if outcome is None:
                 await self._ended
-                if self._timer is not None:
-                    self._timer.cancel()
                 outcome = self._outcome()
             if watched is not None:
                 watched.settling(outcome.word)
@@ -241,6 +239,8 @@ class Attempt:
             logger.exception("job %r: the worker itself failed; the lease will run out", self.job.id)
         finally:
             leases.remove(self._lease)
+            if self._timer is not None:
+                self._timer.cancel()
             if watched is not None:
                 watched.ended(ended, self._error, {} if self._usage is None else self._usage.spent)
             await self._output.close(WIND_DOWN)

@@ -105,8 +105,9 @@ class Leases:
         with self._changed:
             self._leases.add(lease)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="outlast leases", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="outlast leases", daemon=True)
+                thread.start()  # the system may have no more threads just now; the next lease tries again
+                self._thread = thread
             elif lease.renewed + lease.beat < self._next:
                 self._changed.notify()
 
