@@ -7,6 +7,8 @@ import itertools
 import json
 import re
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -288,6 +290,13 @@ def test_the_lines_of_a_file_start_a_server_and_names_with_signs_are_no_patterns
         for other in ("aXb", "d"):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 raw.hgetall(Keys(other).job("x"))
+
+
+def test_the_command_prints_each_role_in_a_process_of_its_own() -> None:
+    command = [sys.executable, "-m", "outlast_worker", "acl", "--file"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines()] == [f"outlast-{role}" for role in ROLES]
 
 
 def test_a_wrong_role_or_name_is_told() -> None:

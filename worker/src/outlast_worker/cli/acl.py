@@ -16,7 +16,7 @@ from typer import Argument, Option
 
 from outlast._checks import check_queue_name
 from outlast._config import find_namespace
-from outlast.protocol import calls
+from outlast.protocol import calls, holding
 from outlast.protocol.keys import KEY_TABLE
 from outlast.protocol.scripts import SCRIPTS, _read, load
 
@@ -154,7 +154,7 @@ def acl(
     In place of each password stands PASSWORD_SHA256, which a server refuses: put the digest of a real one there
     (`printf %s "$PASSWORD" | sha256sum`). The rules need Redis 6.2 or newer, or Valkey.
     """
-    assert calls  # importing it declares the scripts
+    assert calls and holding  # importing them declares the scripts
     for role in roles or ():
         if role not in ROLES:
             raise usage(f"{role!r} is no role; give one of {', '.join(ROLES)}")

@@ -194,7 +194,7 @@ def _clock(patient: Patient) -> Iterator[Finding]:
 
 
 def _scripts(patient: Patient) -> Iterator[Finding]:
-    source = SCRIPTS["renew"].source
+    source = SCRIPTS["enqueue"].source
     try:
         patient.script("return redis.sha1hex('')")
     except ServerError as error:
