@@ -154,7 +154,7 @@ def acl(
     In place of each password stands PASSWORD_SHA256, which a server refuses: put the digest of a real one there
     (`printf %s "$PASSWORD" | sha256sum`). The rules need Redis 6.2 or newer, or Valkey.
     """
-    assert calls and holding  # importing them declares the scripts
+    assert all((calls, holding))  # importing them declares the scripts
     for role in roles or ():
         if role not in ROLES:
             raise usage(f"{role!r} is no role; give one of {', '.join(ROLES)}")
