@@ -436,6 +436,14 @@ def test_an_answer_that_is_not_resp_is_a_transport_error(both: Callable[..., Bot
         both(server.url, timeout=0.3).send(Call(("GET", "x"), lambda reply: reply, replayable=False))
 
 
+async def test_an_answer_too_many_leaves_no_call_without_one(keys: Keys) -> None:
+    with Canned(TEXTS["NOSCRIPT"] + b"+stray\r\n", then=CREATED) as server:
+        transport = AsyncTcpTransport(server.url)
+        async with asyncio.timeout(5):
+            assert (await transport.send(enqueue(keys, "a"))).id == "a"
+        await transport.aclose()
+
+
 TEXTS = {
     "NOSCRIPT": b"-NOSCRIPT No matching script.\r\n",
     "LOADING": b"-LOADING Valkey is loading the dataset in memory\r\n",

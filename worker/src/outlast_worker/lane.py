@@ -229,7 +229,8 @@ class Lane(asyncio.Protocol):
         except (ValueError, IndexError):  # not RESP, or a reply that nobody asked for
             self._break(strange(self._address_label))
             return
-        self._waiting.extendleft(reversed(again))  # in their order
+        finally:
+            self._waiting.extendleft(reversed(again))  # in their order
         if self._leaving and not self._sent:
             self._break(closed(self._address_label, sent=False))
         elif self._waiting:
