@@ -331,6 +331,23 @@ async def test_h52_cancelled_calls_never_shift_the_replies_of_others(valkey_url:
         await transport.aclose()
 
 
+async def test_calls_cancelled_as_they_leave_are_not_reported_when_their_connection_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Canned(b"$1\r\nx\r\n", b"") as server:
+        transport = AsyncTcpTransport(server.url)
+        await transport.send(echo("connected"))
+        many = asyncio.create_task(transport.send_many([echo("a"), echo("b")]))
+        await asyncio.sleep(0)
+        many.cancel()
+        await asyncio.wait([many])
+        del many
+        await until(lambda: not server.tasks, "the connection is closed")
+        await transport.aclose()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 def test_a_lost_reply_is_asked_for_again_when_a_repeat_changes_nothing(
     both: Callable[..., Both], valkey_url: str, keys: Keys, raw: redis.Redis
 ) -> None:

@@ -363,3 +363,4 @@ def _fail(slots: Iterable[Slot], error: Exception) -> None:
         else:
             own = ConfigurationError(str(error))
         slot.future.set_exception(own)
+        slot.future.exception()  # whoever was cancelled before it came to wait has nothing to be told of in the log
