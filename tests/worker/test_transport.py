@@ -7,6 +7,7 @@ import gc
 import logging
 import random
 import re
+import sys
 import threading
 import time
 import warnings
@@ -237,6 +238,18 @@ async def test_calls_of_a_loop_turn_leave_together(valkey_url: str) -> None:
         answers = await asyncio.gather(*(transport.send(echo(str(n))) for n in range(100)))
         assert answers == [str(n) for n in range(100)]
         assert proxy.messages - before <= 3
+        await transport.aclose()
+
+
+if sys.version_info >= (3, 12):
+
+    async def test_a_loop_whose_tasks_start_eagerly_is_answered(valkey_url: str) -> None:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        transport = AsyncTcpTransport(valkey_url)
+        async with asyncio.timeout(5):
+            assert await transport.send(echo("x")) == "x"
+            assert await transport.send(echo("x"), block=1) == "x"
+            assert await transport.send_many([echo("a"), echo("b")]) == ["a", "b"]
         await transport.aclose()
 
 

@@ -296,6 +296,7 @@ class Lane(asyncio.Protocol):
 
     async def _run(self) -> None:
         try:
+            await asyncio.sleep(0)  # where tasks start eagerly, the first call is not there yet
             while True:
                 if self._transport is None:
                     await self._drop()
