@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outlast import __version__
@@ -28,7 +28,7 @@ from outlast.rules import Rules, read
 
 from .attempt import WIND_DOWN, Attempt
 from .health import STUCK, Health
-from .intake import FULL_PAUSE, Bells, Clock, Intake, time_call
+from .intake import FULL_PAUSE, Bells, Clock, Intake
 from .leases import Leases
 from .registration import Pace, Registration
 from .schedules import Schedule, Scheduler
@@ -71,8 +71,7 @@ class Settings:
 class Engine:
     """Queues, attempts and connections of a running worker.
 
-    It runs through three states: `stopping` (nothing new is taken), `hurrying` (what runs is handed back), `drained`
-    (nothing runs any more).
+    It ends in two steps: `stopping` (nothing new is taken), `drained` (nothing runs any more).
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Engine:
         """Attempts that have ended although their code still runs: it keeps its slot until it returns."""
         self.clock = Clock()
         self.booked = 0
-        self.stopping = self.hurrying = self.drained = False
+        self.stopping = self.drained = False
         self.reachable = False
         """Whether the database answered when it was last asked. It is, at the latest, every `block` seconds."""
         self.started = asyncio.Event()
@@ -335,8 +334,10 @@ class Engine:
         pause = 0.1
         while True:
             try:
-                # On the connection that will wait for doorbells.
-                self.clock.observe(await self.transport.send(time_call(), block=0))
+                # On the connection that will wait for doorbells. A server that is not there should be known, not waited
+                # for unseen, so the call is not repeated.
+                asked = replace(calls.CLOCK, replayable=False)
+                self.clock.observe(await self.transport.send(asked, block=0))
                 await self._read_rules()
                 self.reachable = True
                 return
@@ -471,7 +472,6 @@ class Engine:
             hurry.cancel()
         if not self._attempts:
             return
-        self.hurrying = True
         running = sum(not attempt.ended for attempt in self._attempts.values())
         logger.warning("worker %s hands %d running jobs back", self.settings.name, running)
         for attempt in self._attempts.values():

@@ -16,7 +16,7 @@ from outlast.protocol import calls, holding
 from outlast.protocol.calls import CTL_TTL_MS, Call
 from outlast.protocol.holding import Reservation
 from outlast.protocol.keys import LATER
-from outlast.protocol.wire import items, number, text
+from outlast.protocol.wire import items, text
 
 from .attempt import Attempt
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .registration import Registration
 
-__all__ = ["Bells", "Clock", "Intake", "time_call"]
+__all__ = ["Bells", "Clock", "Intake"]
 
 logger = logging.getLogger("outlast.worker")
 
@@ -43,16 +43,6 @@ QUIET = 10
 """Blocks after which a queue gets a real look, also one that is paused, at its rate, or shows nothing due."""
 RETRY_BLOCKING = 60.0
 """Seconds after which a server that refuses blocking reads is asked again."""
-
-
-def time_call() -> Call[int]:
-    """The server's clock, in ms. Not replayable: a server that is not there should be known, not waited for unseen."""
-
-    def decode(reply: Any) -> int:
-        seconds, micros = items(reply)
-        return number(seconds) * 1000 + number(micros) // 1000
-
-    return Call(("TIME",), decode, replayable=False)
 
 
 class Clock:
