@@ -23,7 +23,7 @@ from typing import Any
 from outlast import __version__
 from outlast.errors import AuthError, ConfigurationError, OutlastError, StoreFullError
 from outlast.protocol import Keys, holding
-from outlast.protocol.calls import Call
+from outlast.protocol.calls import CLOCK, Call
 from outlast.rules import Rules, read
 
 from .attempt import WIND_DOWN, Attempt
@@ -336,7 +336,7 @@ class Engine:
             try:
                 # On the connection that will wait for doorbells. A server that is not there should be known, not waited
                 # for unseen, so the call is not repeated.
-                asked = replace(calls.CLOCK, replayable=False)
+                asked = replace(CLOCK, replayable=False)
                 self.clock.observe(await self.transport.send(asked, block=0))
                 await self._read_rules()
                 self.reachable = True
