@@ -73,7 +73,7 @@ async def test_each_receiver_may_have_secrets_of_its_own(hooked: Receiver, deliv
         hooked.got[0].verified(theirs["alice"])
 
 
-@pytest.mark.parametrize("found", [[], None, SECRET])
+@pytest.mark.parametrize("found", [[], None, SECRET], ids=["none", "nothing", "a text"])
 async def test_nothing_is_sent_unsigned(hooked: Receiver, deliver: Deliverer, found: Any) -> None:
     with pytest.raises(TerminalJobError, match="gave no list with a secret") as refused:
         await deliver(Webhooks(lambda _: found, allow=["127.0.0.0/8"]), hooked.url)
