@@ -31,7 +31,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "scale.md"
 TOKENS, SECONDS, IN_FLIGHT = 600, 20.0, 1_000_000
 """A generation, and how many run at a time."""
 INTERVAL = 0.05
-JOBS, FLUSHES = 3000, 30
+JOBS, FLUSHES = 20_000, 30
 
 
 @dataclass
