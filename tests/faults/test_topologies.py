@@ -53,8 +53,10 @@ class Load:
         async with AsyncClient(redis_url=self.url) as client, self.worker(), self.worker():
             jobs = client.queue(self.queue)
 
+            enough = asyncio.Event()
+
             async def produce() -> None:
-                while True:
+                while not enough.is_set():  # not cancelled: what it makes just then, nobody would know of
                     self.accepted.add((await jobs.enqueue(None, delay=len(self.accepted) % 4 * 0.1)).id)
                     await asyncio.sleep(0.01)
 
@@ -63,8 +65,8 @@ class Load:
             await asyncio.to_thread(change)
             seen = len(self.starts)
             await until(lambda: len(self.starts) > seen + 10, "jobs run again", 30)
-            producing.cancel()
-            await asyncio.wait([producing])
+            enough.set()
+            await producing
             async with asyncio.timeout(40):
                 for id in self.accepted:
                     assert await jobs.wait(id) == "R"
